@@ -1,0 +1,1 @@
+"""Images as a whole: pack, view, pull, verify, copy."""

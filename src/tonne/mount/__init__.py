@@ -1,0 +1,1 @@
+"""Adapters that show a view to the kernel."""

@@ -1,0 +1,1 @@
+"""Bytes to values and back, pure: OCI documents, the index's root and pages, packs."""
