@@ -30,7 +30,7 @@ def test_a_child(before: Before, tmp_path: Path) -> None:
 def test_a_daemon_whose_parent_ended(before: Before, tmp_path: Path) -> None:
     subprocess.run(["sh", "-c", "sleep 60 >/dev/null 2>&1 &"], check=True)
     leftovers = left_behind(os.environ[MARK], before, tmp_path, grace_s=0)
-    assert list(leftovers.processes.values()) == ["sleep 60"]
+    assert len(leftovers.processes) == 1
     leftovers.remove()
     assert not left_behind(os.environ[MARK], before, tmp_path)
 
