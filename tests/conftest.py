@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import hypothesis.configuration
 import pytest
 
 from tests.leftovers import MARK, Before, left_behind
-from tests.services import DockerRegistry, StartRegistry
+from tonne.testing.processes import DebianRegistry
 
 # A slow machine is not a failure, and the time of one example says nothing there.
 hypothesis.settings.register_profile("tonne", deadline=None)
@@ -52,18 +53,31 @@ def nothing_left_behind(
         pytest.fail(f"the test left behind:\n{leftovers}")
 
 
-@pytest.fixture
-def docker_registry(tmp_path: Path) -> Iterator[StartRegistry]:
-    """Starts a `docker-registry` with storage of its own at each call; all end with the test.
+@pytest.fixture(scope="session")
+def needs_program() -> Callable[[str], str]:
+    """Gives the path of a program, or skips the test where that is not installed."""
 
-    A module whose tests share one makes a fixture of that scope out of `tests.services.DockerRegistry`,
-    which is a context manager.
+    def find(name: str) -> str:
+        path = shutil.which(name)
+        if path is None:
+            pytest.skip(f"NO {name}: ./dev test installs it")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def docker_registry(tmp_path: Path, needs_program: Callable[[str], str]) -> Iterator[Callable[..., DebianRegistry]]:
+    """Starts a docker-registry with storage of its own at each call; all end with the test.
+
+    Takes the keywords of `DebianRegistry`, which is a context manager: a module whose tests share one
+    makes a fixture of that scope out of it.
     """
     with ExitStack() as running:
 
-        def start(*, settings: Mapping[str, object] | None = None) -> DockerRegistry:
-            folder = tmp_path / f"docker-registry-{len(list(tmp_path.glob('docker-registry-*')))}"
-            return running.enter_context(DockerRegistry(folder, settings=settings))
+        def start(*, program: str = "docker-registry", extra: str = "") -> DebianRegistry:
+            folder = tmp_path / f"registry-{len(list(tmp_path.glob('registry-*')))}"
+            return running.enter_context(DebianRegistry(folder, needs_program(program), extra))
 
         yield start
 
