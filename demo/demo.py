@@ -18,7 +18,6 @@ from rich.table import Table
 
 from models import generated_model, real_model, with_one_shard_changed
 from parts import Computed, Tonne, compare_tensors, read_all_s
-
 from tonne.testing.processes import DebianRegistry
 
 MIB = 1024 * 1024
@@ -63,7 +62,8 @@ class Demo:
             fetched = registry.bytes_sent() - before
             self.say(f"{name}: mounted in {mount_s * 1000:.0f} ms; first tensor ({first}) is equal; loading the rest")
             tensors = sum(
-                compare_tensors(path, point / path.relative_to(source)) for path in sorted(source.rglob("*.safetensors"))
+                compare_tensors(path, point / path.relative_to(source))
+                for path in sorted(source.rglob("*.safetensors"))
             )
             self.say(f"{name}: {tensors} tensors loaded from the mount by safetensors, all equal to the source")
         with Tonne(self.work / f"cold-{name}").mounted(reference, point):
@@ -125,7 +125,9 @@ class Demo:
         table = Table(title=f"{size} in {files} files, served on loopback")
         for head in ("mounted in", "fetched to mount", f"{reads} random reads of 4 KiB", "memory of the mount, peak"):
             table.add_column(head, justify="right")
-        table.add_row(f"{mount_ms:.0f} ms", f"{mount_kib:.0f} KiB", f"all right ({amount(total)})", f"{rss_mib:.0f} MiB")
+        table.add_row(
+            f"{mount_ms:.0f} ms", f"{mount_kib:.0f} KiB", f"all right ({amount(total)})", f"{rss_mib:.0f} MiB"
+        )
         self.console.print(table)
 
 

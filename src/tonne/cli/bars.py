@@ -79,6 +79,10 @@ class Bars:
 
     def _line(self) -> None:
         self._shown_s = time.monotonic()
-        of = f" of {amount(self._total)} ({100 * self._done // max(self._total, 1)} %)" if self._total is not None else ""
+        of = (
+            f" of {amount(self._total)} ({100 * self._done // max(self._total, 1)} %)"
+            if self._total is not None
+            else ""
+        )
         speed = self._done / max(self._shown_s - self._began_s, 1e-9)
         print(f"{self._what}: {amount(self._done)}{of}, {amount(int(speed))}/s", file=self._stream, flush=True)

@@ -52,7 +52,9 @@ def settings_from(environment: Mapping[str, str], options: Mapping[str, Any]) ->
         username=environment.get("TONNE_USERNAME", ""),
         password=environment.get("TONNE_PASSWORD", ""),
         token=environment.get("TONNE_TOKEN", ""),
-        docker_config=Path(docker_config) / "config.json" if docker_config else Path("~/.docker/config.json").expanduser(),
+        docker_config=Path(docker_config) / "config.json"
+        if docker_config
+        else Path("~/.docker/config.json").expanduser(),
     )
     folder = options.get("cache") or _path(environment.get("TONNE_CACHE"))
     if folder is None:

@@ -113,16 +113,21 @@ def run(arguments: Sequence[str], session: Session) -> int:
         return _show(LocalFailure("out of memory"), session)
     except OSError as error:
         kind = DiskFull if error.errno == 28 else LocalFailure
-        return _show(kind("the system reports an error", where=str(error.filename or ""), why=error.strerror or str(error)), session)
+        return _show(
+            kind("the system reports an error", where=str(error.filename or ""), why=error.strerror or str(error)),
+            session,
+        )
 
 
 def _global_first(arguments: Sequence[str]) -> list[str]:
     """Let the options that every verb has stand behind the verb too."""
     front, rest = [], []
     for argument in arguments:
-        (front if argument in ("--json", "--quiet", "-q", "--plain-http", "--no-cache") and "--" not in rest else rest).append(
-            argument
-        )
+        (
+            front
+            if argument in ("--json", "--quiet", "-q", "--plain-http", "--no-cache") and "--" not in rest
+            else rest
+        ).append(argument)
     return front + rest
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from tonne.cli.bars import Bars
 from tonne.clock import Deadline
 from tonne.errors import TonneError
+from tonne.image.fetch import Keeper
 from tonne.image.opening import Image, open_image
 from tonne.model import Reference, parse_reference
 from tonne.settings import Settings
@@ -57,7 +58,7 @@ class Session:
         self._stack.callback(repository.close)
         return repository
 
-    def image(self, text: str, deadline: Deadline | None = None, store: Store | None = None) -> Image:
+    def image(self, text: str, deadline: Deadline | None = None, store: Keeper | None = None) -> Image:
         """The image that a reference names, read through retry and the rest."""
         reference = parse_reference(text)
         source = compose_reader([self.repository(reference)], self.settings, on_event=self.warn)

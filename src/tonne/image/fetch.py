@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from typing import Protocol
 
 from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, DeadlineExceeded, TonneError
 from tonne.model import Blob, Digest, Frame, blake3_of
 from tonne.source.seam import Priority, Source
-from tonne.store import Store
 
 WHOLE_BYTES_MAX = 64 * 1024 * 1024  # of a blob that is read as one piece (root, config, small pages blob)
 
@@ -38,6 +38,30 @@ def piece_of(frame: Frame) -> Piece:
     return Piece(frame.offset, frame.stored_bytes, frame.digest)
 
 
+class Kept(Protocol):
+    """What is kept of one blob.  Any thread may call; nothing is verified here."""
+
+    def read(self, offset: int, out: memoryview) -> bool:
+        """Fill `out`; False when not all of the range is there, and then `out` holds rubbish."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Keep bytes that were verified."""
+
+    def drop(self, offset: int, length: int) -> None:
+        """Forget a range that turned out to be wrong."""
+
+
+class Keeper(Protocol):
+    """Where verified bytes are kept: the node's store, or what stands in for it."""
+
+    def blob(self, blob: Blob) -> Kept: ...
+
+    def document(self, digest: Digest) -> bytes | None:
+        """A small blob or manifest that was kept as a whole; the caller verifies it."""
+
+    def keep_document(self, digest: Digest, data: bytes) -> None: ...
+
+
 class Fetcher:
     """Gives verified pieces.
 
@@ -49,7 +73,7 @@ class Fetcher:
     def __init__(
         self,
         source: Source,
-        store: Store | None,
+        store: Keeper | None,
         request_bytes: int,
         on_event: Callable[[TonneError], None] | None = None,
     ) -> None:
@@ -161,7 +185,10 @@ class Fetcher:
             for piece in run:
                 if blake3_of(data[piece.offset - start : piece.end - start]) != piece.digest:
                     error = CorruptBytes(
-                        "wrong bytes came", where=str(blob.digest), why=f"{piece.length} bytes at {piece.offset}", offset=piece.offset
+                        "wrong bytes came",
+                        where=str(blob.digest),
+                        why=f"{piece.length} bytes at {piece.offset}",
+                        offset=piece.offset,
                     )
                     self._on_event(error)
                     raise error
@@ -175,7 +202,9 @@ class Fetcher:
                 stored.write(piece.offset, got[piece.offset])
         self._land(blob, run, got, None)
 
-    def _land(self, blob: Blob, run: Iterable[Piece], got: dict[int, memoryview], failure: BaseException | None) -> None:
+    def _land(
+        self, blob: Blob, run: Iterable[Piece], got: dict[int, memoryview], failure: BaseException | None
+    ) -> None:
         with self._lock:
             flights = [(piece, self._flights.pop((blob.digest, piece.offset))) for piece in run]
         for piece, flight in flights:

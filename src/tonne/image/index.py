@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tonne.wire.record import Records, records
 from tonne.wire.root import RECORD_OF, Part, Root
 from tonne.wire.stored import load_page
 
+PAGES_TOGETHER = 32  # asked for at once by whoever reads a whole part: 2 MiB before they were stored
 PATH_LINKS_MAX = 40  # symbolic links followed in one path, as Linux has it (MAXSYMLINKS)
 
 
@@ -162,11 +164,12 @@ class Index:
         table = self._fixed_page(Part.EXTENTS, pages.address(place), deadline)
         rows = table[np.searchsorted(table["inode"], inode, "left") : np.searchsorted(table["inode"], inode, "right")]
         first = int(np.searchsorted(rows["file_offset"], np.uint64(key[1]), "right")) - 1
-        rows = rows[max(first, 0) :]
-        return rows
+        return rows[max(first, 0) :]
 
     def _contiguous(self, found: list[Extent], inode: int, start: int) -> list[Extent]:
-        good = found[0].file_offset <= start and all(a.end == b.file_offset for a, b in zip(found, found[1:], strict=False))
+        good = found[0].file_offset <= start and all(
+            a.end == b.file_offset for a, b in pairwise(found)
+        )
         if not good or any(extent.length == 0 for extent in found):
             raise CorruptIndex("a file's extents leave a gap or overlap", where=f"inode {inode}")
         return found
@@ -205,11 +208,27 @@ class Index:
         return self._fixed_page(part, address, deadline), address.key_a
 
     def tables(self, part: Part, deadline: Deadline) -> Iterator[Records]:
-        """All records of a fixed-size part, page after page, not kept in the cache."""
+        """All records of a fixed-size part, page after page, not kept in the cache; neighbours come in one request."""
         for pages in self._leaves(part, deadline):
-            for place in range(len(pages)):
-                address = pages.address(place)
-                yield self._decode_fixed(part, address, self._load(address, deadline, Priority.BACKGROUND))
+            for first in range(0, len(pages), PAGES_TOGETHER):
+                places = range(first, min(first + PAGES_TOGETHER, len(pages)))
+                addresses = [pages.address(place) for place in places]
+                for address, data in zip(addresses, self._load_several(addresses, deadline), strict=True):
+                    yield self._decode_fixed(part, address, data)
+
+    def _load_several(self, addresses: Sequence[PageAddress], deadline: Deadline) -> list[bytes]:
+        with self._lock:
+            held = {
+                item.offset: self._pages[-1 - item.offset][0] for item in addresses if -1 - item.offset in self._pages
+            }
+        pieces = [Piece(item.offset, item.stored_bytes, item.digest) for item in addresses if item.offset not in held]
+        got = iter(self._fetcher.pieces(self._blob, pieces, deadline, Priority.BACKGROUND) if pieces else ())
+        return [
+            held[item.offset]
+            if item.offset in held
+            else load_page(next(got), item.codec, item.raw_bytes, item.digest, "index")
+            for item in addresses
+        ]
 
     def has_part(self, part: Part) -> bool:
         return part in self.root.parts
@@ -328,5 +347,3 @@ class Index:
 
 def _text(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
-
-

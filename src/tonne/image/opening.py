@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from tonne.clock import Deadline
 from tonne.errors import CorruptIndex, TonneError
-from tonne.image.fetch import Fetcher
+from tonne.image.fetch import Fetcher, Keeper
 from tonne.image.index import Index
 from tonne.model import Digest
 from tonne.settings import Settings
 from tonne.source.seam import Document, Source
-from tonne.store import Store
 from tonne.wire.oci import DOCUMENT_BYTES_MAX, MANIFEST_TYPE, Config, ImageManifest, parse_config, parse_manifest
 from tonne.wire.root import ROOT_BYTES_MAX, parse_root
 
@@ -40,7 +39,7 @@ def open_image(
     name: str,
     settings: Settings,
     deadline: Deadline,
-    store: Store | None = None,
+    store: Keeper | None = None,
     on_event: Callable[[TonneError], None] | None = None,
 ) -> Image:
     """Open the image that `name` (a tag, or a digest as text) names at `source`.
@@ -61,7 +60,7 @@ def open_image(
     return Image(document, manifest, index, fetcher)
 
 
-def find_manifest(source: Source, name: str, deadline: Deadline, store: Store | None) -> Document:
+def find_manifest(source: Source, name: str, deadline: Deadline, store: Keeper | None) -> Document:
     """A manifest, from the store when `name` is a digest and it is there, else from the source and then kept."""
     if store is not None and ":" in name:
         digest = Digest.parse(name)

@@ -105,12 +105,16 @@ def parse_reference(text: str) -> Reference:
     not be left out, except that names without one are refused with the Docker Hub spelling as advice.
     """
     if not text or len(text) > _INPUT_CHARS_MAX or any(ord(c) < 0x20 or c == "\x7f" for c in text):
-        raise BadReference("not a reference", where=repr(text[:80]), why="it is empty, too long or has control characters")
+        raise BadReference(
+            "not a reference", where=repr(text[:80]), why="it is empty, too long or has control characters"
+        )
     if text.startswith("oci:"):
         return _parse_layout(text)
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text):
         scheme, _, rest = text.partition("://")
-        raise BadReference("not a reference", where=text, why="it is a URL", todo=f"leave out {scheme}://, write {rest}")
+        raise BadReference(
+            "not a reference", where=text, why="it is a URL", todo=f"leave out {scheme}://, write {rest}"
+        )
     rest, digest = _split_digest(text)
     host, slash, path = rest.partition("/")
     if not slash or not (("." in host) or (":" in host) or host == "localhost"):
@@ -128,7 +132,9 @@ def parse_reference(text: str) -> Reference:
         repository, _, tag = path.rpartition(":")
         _check_tag(tag, text)
     if not _REPOSITORY.match(repository) or len(repository) > _REPOSITORY_CHARS_MAX:
-        why = "repositories are lower case" if repository != repository.lower() else "a repository is a-z 0-9 . _ - and /"
+        why = (
+            "repositories are lower case" if repository != repository.lower() else "a repository is a-z 0-9 . _ - and /"
+        )
         raise BadReference("bad repository in the reference", where=repository or text, why=why)
     return RegistryReference(host, repository, tag, digest)
 
@@ -152,7 +158,9 @@ def _split_digest(text: str) -> tuple[str, Digest | None]:
     try:
         return rest, Digest.parse(tail)
     except CorruptDocument:
-        raise BadReference("bad digest in the reference", where=tail, why="it is not sha256: and 64 hex digits") from None
+        raise BadReference(
+            "bad digest in the reference", where=tail, why="it is not sha256: and 64 hex digits"
+        ) from None
 
 
 def _check_tag(tag: str, text: str) -> None:

@@ -48,7 +48,13 @@ class Source(Protocol):
         """Whom errors blame."""
 
     def read(
-        self, blob: Blob, offset: int, out: memoryview, deadline: Deadline, check: Check | None = None, priority: Priority = Priority.DEMAND
+        self,
+        blob: Blob,
+        offset: int,
+        out: memoryview,
+        deadline: Deadline,
+        check: Check | None = None,
+        priority: Priority = Priority.DEMAND,
     ) -> None:
         """Fill all of `out` with the blob's bytes from `offset`, run `check` on it, return.
 
@@ -125,7 +131,7 @@ class Sink(Protocol):
         """Begin a blob."""
 
     def resume(self, token: str, deadline: Deadline) -> Upload:
-        """Go on with an upload of an earlier process; `SessionLost` when it is gone.  Asks for the acknowledged length."""
+        """Go on with an upload of an earlier process; `SessionLost` when it is gone.  Asks what is acknowledged."""
 
     def put(self, blob: Blob, chunks: Callable[[], Iterator[memoryview]], deadline: Deadline) -> None:
         """Store a blob of known digest and length in one request; `chunks` is called anew for each attempt."""
@@ -143,7 +149,6 @@ class Catalog(Protocol):
 
     def delete(self, digest: Digest, tag: str, deadline: Deadline) -> None:
         """Remove a manifest (and its tags); blobs are the registry's to collect.  `Unsupported` where it is off."""
-
 
 
 class Repository(Source, Sink, Catalog, Protocol):

@@ -52,7 +52,7 @@ class DebianRegistry:
     """
 
     def __init__(self, folder: Path, program: str | None = None, extra: str = "") -> None:
-        """`program`: another build of the same registry; `extra`: further YAML at the top level of its configuration."""
+        """`program`: another build of the same registry; `extra`: further YAML at the top level of its config."""
         found = program or shutil.which("docker-registry", path="/usr/bin:/usr/local/bin:/bin")
         if found is None:
             raise FileNotFoundError("docker-registry is missing: apt-get install docker-registry")
@@ -75,9 +75,13 @@ class DebianRegistry:
         storage = f"storage:\n  filesystem: {{rootdirectory: '{self.data}'}}\n  delete: {{enabled: true}}\n"
         if "storage:" in self._extra:
             storage = ""
-        config.write_text(f"version: 0.1\nlog: {{level: warn}}\n{storage}http: {{addr: '{self.address}'}}\n{self._extra}")
+        config.write_text(
+            f"version: 0.1\nlog: {{level: warn}}\n{storage}http: {{addr: '{self.address}'}}\n{self._extra}"
+        )
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen([self._program, "serve", str(config)], stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                [self._program, "serve", str(config)], stdout=log, stderr=subprocess.STDOUT
+            )
         wait_for_port(self.address, self._process)
 
     def stop(self) -> None:
@@ -106,5 +110,7 @@ class DebianRegistry:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()

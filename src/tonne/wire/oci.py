@@ -134,7 +134,10 @@ def describe_manifest(data: bytes, media_type: str) -> tuple[str, str]:
     if document.get("schemaVersion") == 1:
         return "an image of Docker's schema 1", "an old docker; push it again with a newer one"
     config = document.get("config")
-    types = [str(document.get("artifactType") or ""), str(config.get("mediaType") or "") if isinstance(config, dict) else ""]
+    types = [
+        str(document.get("artifactType") or ""),
+        str(config.get("mediaType") or "") if isinstance(config, dict) else "",
+    ]
     layers = document.get("layers")
     if isinstance(layers, list):
         types += [str(layer.get("mediaType") or "") for layer in layers[:4] if isinstance(layer, dict)]
@@ -156,7 +159,9 @@ def parse_manifest(data: bytes, media_type: str, where: str) -> ImageManifest:
     )
     if not ours:
         what, handler = describe_manifest(data, media_type)
-        raise ForeignManifest("not a tonne image", where=where, why=f"it is {what}", todo=f"use {handler}, or pack it with tonne")
+        raise ForeignManifest(
+            "not a tonne image", where=where, why=f"it is {what}", todo=f"use {handler}, or pack it with tonne"
+        )
     if document.get("schemaVersion") != 2:
         raise CorruptDocument("the manifest has an unknown schema version", where=where)
     annotations = document.get("annotations") or {}
@@ -186,7 +191,9 @@ def _check_features(text: str, where: str) -> None:
     except ValueError:
         raise CorruptDocument("the manifest's feature bits are no number", where=where, why=text[:40]) from None
     if bits & ~FEATURES_KNOWN:
-        raise UnknownVersion("the image uses features that this tonne does not know", where=where, why=f"feature bits {bits:#x}")
+        raise UnknownVersion(
+            "the image uses features that this tonne does not know", where=where, why=f"feature bits {bits:#x}"
+        )
 
 
 def _descriptor(item: Any, where: str) -> Descriptor:
@@ -230,7 +237,11 @@ class Config:
                 "options": dict(self.options),
                 "bases": [str(digest) for digest in self.bases],
                 "content": {"bytes": self.content_bytes, "files": self.files, "entries": self.entries},
-                "new": {"frames": self.new_frames, "contentBytes": self.new_content_bytes, "storedBytes": self.new_stored_bytes},
+                "new": {
+                    "frames": self.new_frames,
+                    "contentBytes": self.new_content_bytes,
+                    "storedBytes": self.new_stored_bytes,
+                },
             }
         )
 
@@ -243,7 +254,14 @@ def parse_config(data: bytes, where: str) -> Config:
         if version != FORMAT_VERSION:
             raise UnknownVersion("the image has a newer format", where=where, why=f"version {version}")
         content, new = document["content"], document["new"]
-        numbers = [content["bytes"], content["files"], content["entries"], new["frames"], new["contentBytes"], new["storedBytes"]]
+        numbers = [
+            content["bytes"],
+            content["files"],
+            content["entries"],
+            new["frames"],
+            new["contentBytes"],
+            new["storedBytes"],
+        ]
         if not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise CorruptDocument("the image's config has a count that is no number", where=where)
         options = document["options"]

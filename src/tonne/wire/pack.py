@@ -81,6 +81,8 @@ def parse_footer(data: bytes | memoryview, trailer: Trailer, pack: int) -> tuple
     contents["digest"] = table["content"]
     starts = frames["offset"].astype(np.uint64)
     ends = starts + frames["stored_bytes"]
-    if len(frames) and (int(starts[0]) or int(ends[-1]) != trailer.records_offset or bool(np.any(starts[1:] != ends[:-1]))):
+    if len(frames) and (
+        int(starts[0]) or int(ends[-1]) != trailer.records_offset or bool(np.any(starts[1:] != ends[:-1]))
+    ):
         raise CorruptIndex("the frames of a pack's footer leave gaps or overlap")
     return frames, contents

@@ -19,7 +19,9 @@ from tonne.model.entry import NAME_BYTES_MAX, TARGET_BYTES_MAX
 from tonne.wire.record import EXTENT, FRAME, NO_FRAME, TREE, Records, records
 
 PAGE_BYTES = 64 * 1024
-PAGE_BYTES_MAX = 1024 * 1024  # a record with very large attributes makes its page larger; nothing makes it larger than this
+PAGE_BYTES_MAX = (
+    1024 * 1024
+)  # a record with very large attributes makes its page larger; nothing makes it larger than this
 XATTRS_BYTES_MAX = 512 * 1024  # of one entry; ext4 and xfs hold at most 64 KiB a value
 _XATTR_HEAD = struct.Struct("<HI")
 _KINDS = {int(kind): kind for kind in Kind}

@@ -118,7 +118,9 @@ assert (TREE.itemsize, EXTENT.itemsize, FRAME.itemsize, CONTENT.itemsize) == (12
 assert (FOOTER.itemsize, PAGE.itemsize, PACK.itemsize, PART.itemsize) == (96, 80, 96, 32)
 
 
-def records(data: bytes | bytearray | memoryview, dtype: np.dtype[Any], count: int, what: str, offset: int = 0) -> Records:
+def records(
+    data: bytes | bytearray | memoryview, dtype: np.dtype[Any], count: int, what: str, offset: int = 0
+) -> Records:
     """View `count` records of `dtype` in `data` from `offset`, without copying; `CorruptIndex` when they do not fit."""
     if count < 0 or offset < 0 or offset + count * dtype.itemsize > len(data):
         raise CorruptIndex("an index table is cut short", where=what)

@@ -22,7 +22,9 @@ from tonne.wire.stored import store_page
 MAGIC = b"TONNEIDX"
 VERSION = 1
 ROOT_BYTES_TARGET = 256 * 1024  # a root that would be larger lists pages of lists; keeps a mount's first fetch small
-ROOT_BYTES_MAX = 4 * 1024 * 1024  # the most that is read; 4,000 packs of 96 bytes and both kinds of lists fit many times
+ROOT_BYTES_MAX = (
+    4 * 1024 * 1024
+)  # the most that is read; 4,000 packs of 96 bytes and both kinds of lists fit many times
 INCOMPATIBLE_KNOWN = 0
 _HEADER = struct.Struct("<8sHBxIQQQQQQIIII48x")
 assert _HEADER.size == 128
@@ -131,7 +133,15 @@ class IndexBuilder:
     def _place(self, page: RawPage) -> tuple[PageAddress, bytes]:
         codec, stored = store_page(page.data)
         address = PageAddress(
-            page.key_a, page.key_b, self._at, len(stored), len(page.data), page.records, int(codec), blake3_of(stored), page.name
+            page.key_a,
+            page.key_b,
+            self._at,
+            len(stored),
+            len(page.data),
+            page.records,
+            int(codec),
+            blake3_of(stored),
+            page.name,
         )
         self._at += len(stored)
         return address, stored
@@ -160,7 +170,12 @@ class IndexBuilder:
         return int(_HEADER.size + packs * PACK.itemsize + len(lists) * PART.itemsize + rows)
 
     def _encode(
-        self, totals: Totals, packs: list[Pack], lists: dict[Part, list[PageAddress]], counts: dict[Part, int], depth: int
+        self,
+        totals: Totals,
+        packs: list[Pack],
+        lists: dict[Part, list[PageAddress]],
+        counts: dict[Part, int],
+        depth: int,
     ) -> bytes:
         pack_table = np.zeros(len(packs), PACK)
         for row, pack in zip(pack_table, packs, strict=True):
@@ -223,7 +238,8 @@ def parse_root(data: bytes) -> Root:
         raise UnknownVersion("the image has a newer format", why=f"index version {version}; this tonne reads {VERSION}")
     if incompatible & ~INCOMPATIBLE_KNOWN:
         raise UnknownVersion(
-            "the image uses features that this tonne does not know", why=f"feature bits {incompatible & ~INCOMPATIBLE_KNOWN:#x}"
+            "the image uses features that this tonne does not know",
+            why=f"feature bits {incompatible & ~INCOMPATIBLE_KNOWN:#x}",
         )
     if depth not in (1, 2) or root_bytes != len(data):
         raise CorruptIndex("the index root has the wrong length or depth")

@@ -19,8 +19,8 @@ def store_page(data: bytes) -> tuple[Codec, bytes]:
 def load_page(stored: bytes | bytearray | memoryview, codec: int, raw_bytes: int, digest: bytes, where: str) -> bytes:
     """The page's bytes.
 
-    Raises `CorruptBytes` when `stored` is not what `digest` names (fetch it again), `CorruptIndex` when it is but cannot
-    be decoded to exactly `raw_bytes` (it was written wrongly).
+    Raises `CorruptBytes` when `stored` is not what `digest` names (fetch it again), `CorruptIndex` when it is but
+    cannot be decoded to exactly `raw_bytes` (it was written wrongly).
     """
     if blake3_of(stored) != digest:
         raise CorruptBytes("an index page has the wrong digest", where=where)
