@@ -167,9 +167,7 @@ class Index:
         return rows[max(first, 0) :]
 
     def _contiguous(self, found: list[Extent], inode: int, start: int) -> list[Extent]:
-        good = found[0].file_offset <= start and all(
-            a.end == b.file_offset for a, b in pairwise(found)
-        )
+        good = found[0].file_offset <= start and all(a.end == b.file_offset for a, b in pairwise(found))
         if not good or any(extent.length == 0 for extent in found):
             raise CorruptIndex("a file's extents leave a gap or overlap", where=f"inode {inode}")
         return found

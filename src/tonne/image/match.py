@@ -23,7 +23,7 @@ class _Pattern:
 class Patterns:
     """A list of globs of which the last that matches decides; ``!GLOB`` takes back.  Immutable.
 
-    A glob without a slash (but for one at its end) matches a name at any depth, one with a slash the path from the root.
+    A glob without a slash (but for one at its end) matches a name at any depth, one with a slash a path from the root.
     ``*`` and ``?`` stop at a slash, ``**`` does not; a slash at the end means folders only; ``#`` begins a comment;
     a backslash takes the next character as it is.
     """
