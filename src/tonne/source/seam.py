@@ -15,12 +15,36 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tonne.clock import Deadline
+from tonne.errors import TonneError
 from tonne.model import Blob, Digest
 
 Check = Callable[[memoryview], None]
 """Called with the filled buffer before a read returns; raises `Corrupt` when the bytes are not what they must be.
 
 It runs inside the source so that retry and failover treat wrong bytes as they treat no bytes."""
+
+
+def check_range(blob: Blob, offset: int, out: memoryview) -> None:
+    """`ValueError` when the range does not lie within the blob: the first thing that a source's `read` does."""
+    if offset < 0 or offset + out.nbytes > blob.size_bytes:
+        raise ValueError(f"{out.nbytes} bytes at {offset} are not within the {blob.size_bytes} bytes of {blob.digest}")
+
+
+def deliver(out: memoryview, check: Check | None, origin: str) -> None:
+    """Run the caller's check on bytes that `origin` gave: the last thing that a source's `read` does.
+
+    What the check raises goes on as the same object; a `TonneError` then names the origin in `where` and in the field
+    `origin`, unless a source further down has put its own there.
+    """
+    if check is None:
+        return
+    try:
+        check(out)
+    except TonneError as error:
+        if "origin" not in error.fields:
+            error.fields["origin"] = origin
+            error.where = f"{origin}: {error.where}" if error.where else origin
+        raise
 
 
 class Priority(enum.IntEnum):
