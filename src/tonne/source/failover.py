@@ -35,8 +35,8 @@ class FailoverSource:
     Any thread may call.  `Missing`, `Corrupt`, `Unavailable`, `Refused` and a failing local disk lead to the next
     source; the caller's own deadline, and errors of the caller, do not.  A source that failed (for any reason but
     `Missing`, which says nothing about other blobs) rests: it is asked last for a time that doubles with each failure
-    after a rest, up to a minute, and that one success sets back.  Where there are several sources, every failure is told
-    to `on_event` at once.  When all fail, the most telling error is raised, with every origin's reason.
+    after a rest, up to a minute, and that one success sets back.  Where there are several sources, every failure is
+    told to `on_event` at once.  When all fail, the most telling error is raised, with every origin's reason.
     """
 
     def __init__(

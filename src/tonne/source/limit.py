@@ -18,8 +18,8 @@ class LimitSource:
 
     Any thread may call; the queues are guarded by `_lock`.  Where there are two places or more, one is kept for demand:
     a reader who waits must not wait until a read-ahead of many megabytes is done.  A less urgent queue that was passed
-    over `PASSED_MAX` times gets the next place.  A place is given back whatever happened.  Sizes and manifests, which are
-    small, are not counted.
+    over `PASSED_MAX` times gets the next place.  A place is given back whatever happened.  Sizes and manifests
+    are not counted: they are small.
     """
 
     def __init__(self, source: Source, places: int) -> None:
