@@ -26,6 +26,7 @@ class NetworkSettings:
     retry_after_max_s: float = 120.0  # the longest Retry-After that is obeyed; longer is an error at once
     connections: int = 8  # requests at once to one origin; more gains nothing on measured links
     request_bytes: int = 16 * MIB  # neighbouring frames are asked in one request up to this size
+    manifest_bytes_max: int = 4 * MIB  # longer ones are refused unread; what the distribution spec wants registries to take
     renew: bool = True  # False: no renewal of tokens and redirects, for tests that want to see the raw fault
     username: str = ""
     password: str = field(default="", repr=False)

@@ -1,0 +1,73 @@
+"""What requests carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from tonne.errors import LongBody, ShortBody
+
+
+class Body(Protocol):
+    """What a request carries.  `rewind` is called before each sending."""
+
+    length_bytes: int
+    expect: bool  # whether the registry may refuse before the body goes out (Expect: 100-continue)
+
+    def rewind(self) -> None: ...
+    def read(self, size_bytes: int) -> bytes: ...
+
+
+class MemoryBody:
+    """A body in memory, which is not copied as a whole."""
+
+    expect = False
+
+    def __init__(self, data: bytes | bytearray | memoryview = b"") -> None:
+        self._data = memoryview(data)
+        self.length_bytes = len(self._data)
+        self._at = 0
+
+    def rewind(self) -> None:
+        self._at = 0
+
+    def read(self, size_bytes: int) -> bytes:
+        piece = bytes(self._data[self._at : self._at + size_bytes])
+        self._at += len(piece)
+        return piece
+
+
+class StreamBody:
+    """A body of known length that `chunks` gives piece by piece, anew after each `rewind`.
+
+    `ShortBody` and `LongBody` when the pieces do not add up to the length.
+    """
+
+    expect = True
+
+    def __init__(self, length_bytes: int, chunks: Callable[[], Iterator[memoryview]]) -> None:
+        self.length_bytes = length_bytes
+        self._chunks = chunks
+        self._iterator: Iterator[memoryview] = iter(())
+        self._piece = memoryview(b"")
+        self._left_bytes = length_bytes
+
+    def rewind(self) -> None:
+        self._iterator = self._chunks()
+        self._piece = memoryview(b"")
+        self._left_bytes = self.length_bytes
+
+    def read(self, size_bytes: int) -> bytes:
+        while not len(self._piece):
+            piece = next(self._iterator, None)
+            if piece is None:
+                if self._left_bytes:
+                    raise ShortBody("the content to send is shorter than announced", missing_bytes=self._left_bytes)
+                return b""
+            self._piece = piece.cast("B") if piece.format != "B" else piece
+        taken = bytes(self._piece[:size_bytes])
+        self._piece = self._piece[len(taken) :]
+        self._left_bytes -= len(taken)
+        if self._left_bytes < 0:
+            raise LongBody("the content to send is longer than announced", excess_bytes=-self._left_bytes)
+        return taken
