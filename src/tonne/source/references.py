@@ -10,7 +10,7 @@ from typing import Any
 
 from tonne.errors import CorruptDocument
 from tonne.model import Blob, Digest
-from tonne.wire.oci import parse_json
+from tonne.wire.oci import INDEX_TYPE, MANIFEST_TYPE, parse_json
 
 LISTS = ("layers", "blobs", "manifests")
 _DEPTH_MAX = 64  # of JSON that is searched for digests; manifests need four
@@ -62,3 +62,11 @@ def digests_within(value: Any, depth: int = 0) -> Iterator[Digest]:
             yield Digest.parse(value)
         except CorruptDocument:
             return
+
+
+def manifest_media_type(data: bytes, where: str) -> str:
+    """The media type of a manifest about which only its bytes are known."""
+    document = parse_object(data, where)
+    if isinstance(kind := document.get("mediaType"), str):
+        return kind
+    return INDEX_TYPE if "manifests" in document else MANIFEST_TYPE
