@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="inject every fault at every kind of request of every command, instead of pairs (takes hours)",
     )
+    parser.addoption(
+        "--full-size",
+        action="store_true",
+        help="hard trees of 100,000 files and 5 GiB, and 20 kills of each command (takes an hour and 30 GiB of disk)",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,15 @@
+"""Fixtures of the tests that run the command against real parts."""
+
+from __future__ import annotations
+
+import pytest
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="session")
+def hard_tree(request: pytest.FixtureRequest) -> tuple[int, int]:
+    """How many small files the hard tree has, and how many bytes its large file."""
+    if request.config.getoption("--full-size"):
+        return 100_000, 5 * 1024 * MIB
+    return 2_000, 48 * MIB
