@@ -31,7 +31,7 @@ from tonne.settings import NetworkSettings
 from tonne.source.quirks import facts_of
 from tonne.source.registry_calls import RepositoryCalls, with_query
 from tonne.source.registry_upload import RegistryUpload
-from tonne.source.seam import Check, Document, Priority, SinkFacts
+from tonne.source.seam import Check, Document, Priority, SinkFacts, check_range, deliver
 from tonne.transport.bodies import MemoryBody, StreamBody
 from tonne.transport.documents import parse_object
 from tonne.transport.failures import Kind
@@ -87,12 +87,11 @@ class RegistryRepository:
         priority: Priority = Priority.DEMAND,
     ) -> None:
         """See `Source.read`.  The bytes go from libcurl's buffer straight into `out`."""
-        if offset < 0 or offset + len(out) > blob.size_bytes:
-            raise ValueError("the range does not lie within the blob")
-        if len(out):
-            self._registry.read(self._calls.repository, blob, offset, out, deadline)
-        if check is not None:
-            check(out)
+        check_range(blob, offset, out)
+        if out.nbytes:
+            flat = out if out.format == "B" and out.ndim == 1 else out.cast("B")
+            self._registry.read(self._calls.repository, blob, offset, flat, deadline)
+        deliver(out, check, self._where)
 
     def size(self, digest: Digest, deadline: Deadline) -> int:
         size_bytes = self._calls.blob_size(digest, deadline, self._calls.pull)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from tonne.clock import Deadline
+from tonne.errors import BadSettings, DeadlineExceeded
+from tonne.settings import NetworkSettings
+from tonne.transport.credentials import HUB_KEY, Credentials, find_credentials
+
+NEVER = Deadline()
+HOST = "registry.example.com:5000"
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@pytest.fixture
+def find(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def run(config: object, host: str = HOST, deadline: Deadline = NEVER, **settings: str) -> Credentials | None:
+        path = tmp_path / "config.json"
+        path.write_text(config if isinstance(config, str) else json.dumps(config))
+        return find_credentials(NetworkSettings(docker_config=path, **settings), host, deadline)  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Writes ``docker-credential-NAME`` into a folder that is first in PATH; it notes what it was asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    def write(name: str, script: str) -> Path:
+        asked = tmp_path / f"asked-{name}"
+        program = folder / f"docker-credential-{name}"
+        program.write_text(f'#!/bin/sh\nread -r server\necho "$1 $server" >> {asked}\n{script}\n')
+        program.chmod(0o755)
+        return asked
+
+    return write
+
+
+def test_the_settings_win(find) -> None:  # type: ignore[no-untyped-def]
+    config = {"auths": {HOST: {"auth": encoded("file:word")}}}
+    assert find(config) == Credentials("file", "word")
+    assert find(config, username="me", password="mine") == Credentials("me", "mine")
+
+
+@pytest.mark.parametrize("key", [HOST, f"https://{HOST}", f"https://{HOST}/v2/", f"https://{HOST}/v1/"])
+def test_entries_under_the_keys_that_docker_writes(find, key: str) -> None:  # type: ignore[no-untyped-def]
+    assert find({"auths": {key: {"auth": encoded("me:a:b")}}}) == Credentials("me", "a:b")
+    assert find({"auths": {key: {"username": "me", "password": "pw"}}}) == Credentials("me", "pw")
+    assert find({"auths": {key: {"auth": encoded("me:"), "identitytoken": "tok"}}}) == Credentials("me", "", "tok")
+
+
+def test_docker_hub_has_an_odd_key(find) -> None:  # type: ignore[no-untyped-def]
+    config = {"auths": {HUB_KEY: {"auth": encoded("hub:pw")}}}
+    assert find(config, "docker.io") == Credentials("hub", "pw")
+    assert find(config) is None
+
+
+def test_nothing_is_found_where_nothing_is(find, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    for config in (
+        "",
+        {},
+        {"auths": {}},
+        {"auths": {HOST: {}}},
+        {"auths": {"other": {"auth": encoded("a:b")}}},
+        {"auths": []},
+    ):
+        assert find(config) is None
+    assert find_credentials(NetworkSettings(docker_config=tmp_path / "none.json"), HOST, NEVER) is None
+    assert find_credentials(NetworkSettings(), HOST, NEVER) is None
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "1", '{"auths":{"' + HOST + '":{"auth":"***"}}}'])
+def test_what_cannot_be_read_is_said(find, config: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(BadSettings):
+        find(config)
+
+
+def test_a_helper_of_the_host_goes_before_the_general_one(find, helper) -> None:  # type: ignore[no-untyped-def]
+    one = helper("one", 'echo \'{"ServerURL":"x","Username":"u1","Secret":"s1"}\'')
+    two = helper("two", 'echo \'{"ServerURL":"x","Username":"u2","Secret":"s2"}\'')
+    config = {"credHelpers": {HOST: "one"}, "credsStore": "two", "auths": {HOST: {"auth": encoded("u3:s3")}}}
+    assert find(config) == Credentials("u1", "s1")
+    assert find(config, "other.example.com") == Credentials("u2", "s2")
+    assert one.read_text() == f"get {HOST}\n"
+    assert two.read_text() == "get other.example.com\n"
+
+
+def test_a_helper_without_an_entry_leaves_the_word_to_the_file(find, helper) -> None:  # type: ignore[no-untyped-def]
+    helper("none", "echo 'credentials not found in native keychain'; exit 1")
+    assert find({"credsStore": "none", "auths": {HOST: {"auth": encoded("u:s")}}}) == Credentials("u", "s")
+    assert find({"credsStore": "none"}) is None
+
+
+def test_a_helper_may_give_an_identity_token(find, helper) -> None:  # type: ignore[no-untyped-def]
+    asked = helper("tok", 'echo \'{"Username":"<token>","Secret":"refresh"}\'')
+    assert find({"credsStore": "tok"}, "docker.io") == Credentials(identity_token="refresh")
+    assert asked.read_text() == f"get {HUB_KEY}\n"
+
+
+def test_helpers_that_fail_are_named(find, helper) -> None:  # type: ignore[no-untyped-def]
+    helper("bad", "echo 'keychain is locked' >&2; exit 1")
+    helper("odd", "echo not json")
+    with pytest.raises(BadSettings, match=r"docker-credential-bad: keychain is locked"):
+        find({"credsStore": "bad"})
+    with pytest.raises(BadSettings, match="docker-credential-odd"):
+        find({"credsStore": "odd"})
+    with pytest.raises(BadSettings, match="not installed"):
+        find({"credsStore": "absent"})
+    with pytest.raises(BadSettings, match="impossible name"):
+        find({"credsStore": "../evil"})
+
+
+def test_a_helper_is_not_waited_for_beyond_the_deadline(find, helper) -> None:  # type: ignore[no-untyped-def]
+    helper("slow", "exec sleep 20")
+    with pytest.raises(DeadlineExceeded):
+        find({"credsStore": "slow"}, deadline=Deadline.after(0.2))
+
+
+def test_secrets_are_not_shown() -> None:
+    assert "word" not in repr(Credentials("me", "word", "tokenword"))
+    assert "word" not in repr(NetworkSettings(password="word", token="tokenword"))
