@@ -94,6 +94,14 @@ class Index:
                 yield page.entry(each)
             number = page.first + len(page)
 
+    def tree_tables(self, deadline: Deadline) -> Iterator[tuple[int, Records]]:
+        """The tree's records, page after page, each with its first number; not checked one by one, not kept."""
+        for pages in self._leaves(Part.TREE, deadline):
+            for first in range(0, len(pages), PAGES_TOGETHER):
+                addresses = [pages.address(place) for place in range(first, min(first + PAGES_TOGETHER, len(pages)))]
+                for address, data in zip(addresses, self._load_several(addresses, deadline), strict=True):
+                    yield address.key_b, TreePage(data, address.records, address.key_b).table
+
     def resolve(self, path: bytes, deadline: Deadline, follow_last: bool = True) -> Entry:
         """The entry at a path relative to the root, symbolic links within the image followed.
 

@@ -1,0 +1,74 @@
+"""Storing blobs whose digest is known beforehand: the index, and packs of bases from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tonne.clock import Deadline
+from tonne.errors import CorruptBytes, SessionLost
+from tonne.model import Blob
+from tonne.model.digest import Hasher
+from tonne.source.seam import Priority, Sink, SinkFacts, Source
+
+CHUNK_BYTES = 16 * 1024 * 1024  # held once
+RESTARTS_MAX = 3  # after lost sessions
+
+Chunks = Callable[[], Iterator[memoryview]]
+
+
+def store_blob(
+    sink: Sink, facts: SinkFacts, blob: Blob, chunks: Chunks, deadline: Deadline, count: Callable[[int], None]
+) -> None:
+    """Store a blob unless it is there.
+
+    Args:
+        chunks: gives the bytes anew at each call, in chunks of `chunk_size(facts)` but for the last.
+        count: told of bytes that were sent.
+    """
+    if sink.has(blob.digest, deadline) == blob.size_bytes:
+        return
+    if not facts.chunked or blob.size_bytes <= chunk_size(facts):
+        sink.put(blob, lambda: _counted(chunks(), count), deadline)
+        return
+    for attempt in range(RESTARTS_MAX + 1):
+        try:
+            upload = sink.start(deadline)
+            for chunk in chunks():
+                upload.append(chunk, deadline)
+                count(len(chunk))
+            upload.finish(blob.digest, deadline)
+            return
+        except SessionLost:
+            if attempt == RESTARTS_MAX:
+                raise
+
+
+def chunk_size(facts: SinkFacts) -> int:
+    """Bytes of a chunk that the sink likes and we can hold."""
+    size = max(min(facts.chunk_bytes, CHUNK_BYTES), facts.chunk_bytes_min)
+    return min(size, facts.chunk_bytes_max or size)
+
+
+def _counted(chunks: Iterator[memoryview], count: Callable[[int], None]) -> Iterator[memoryview]:
+    for chunk in chunks:
+        count(len(chunk))
+        yield chunk
+
+
+def copy_blob(
+    source: Source, sink: Sink, facts: SinkFacts, blob: Blob, deadline: Deadline, count: Callable[[int], None]
+) -> None:
+    """Copy a blob as it is, unless it is there; checked against its digest before it is committed."""
+    buffer = memoryview(bytearray(min(chunk_size(facts), blob.size_bytes)))
+
+    def chunks() -> Iterator[memoryview]:
+        hasher: Hasher = blob.digest.hasher()
+        for offset in range(0, blob.size_bytes, len(buffer)):
+            out = buffer[: min(len(buffer), blob.size_bytes - offset)]
+            source.read(blob, offset, out, deadline, None, Priority.BACKGROUND)
+            hasher.update(out)
+            if offset + len(out) == blob.size_bytes and hasher.hexdigest() != blob.digest.hex:
+                raise CorruptBytes("a pack has the wrong digest", where=source.origin, digest=blob.digest)
+            yield out
+
+    store_blob(sink, facts, blob, chunks, deadline, count)

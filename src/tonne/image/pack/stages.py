@@ -1,0 +1,133 @@
+"""The threads of one pass: reader, hashing and encoding, lanes, and the decider in the calling thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tonne.image.pack.base import Bases
+from tonne.image.pack.decide import Decider
+from tonne.image.pack.flow import Flow
+from tonne.image.pack.journal import Journal, SentPack
+from tonne.image.pack.lane import Lane
+from tonne.image.pack.ledger import Ledger
+from tonne.image.pack.options import LANES
+from tonne.image.pack.reader import Reader
+from tonne.image.pack.remake import Remaker
+from tonne.image.pack.tree import ScannedTree
+from tonne.source.seam import Sink, SinkFacts
+
+SLOTS_FIRST = 8  # frames under way: two runs of a lane
+SLOTS_A_THREAD = 4  # more for each thread that encodes
+SLOTS_MAX = 32  # 128 MiB of content, and at most as much of encoded frames
+END_WAIT_S = 1.0  # for threads after a failure; they are told by deadlines that are over
+
+
+def slots_for(threads: int) -> int:
+    """How many frames may be under way."""
+    return min(SLOTS_MAX, SLOTS_FIRST + SLOTS_A_THREAD * threads)
+
+
+def thread_count(wanted: int | None) -> int:
+    """Threads that hash and encode: as many as cores that we may use."""
+    return wanted or len(os.sched_getaffinity(0))
+
+
+class Pass:
+    """One pass over the source.  `run` once, from one thread.
+
+    `ended` False after `run` raised means that a thread still hangs in a call and may touch tables: they must stay
+    open.
+    """
+
+    def __init__(
+        self,
+        tree: ScannedTree,
+        ledger: Ledger,
+        bases: Bases,
+        sink: Sink,
+        facts: SinkFacts,
+        flow: Flow,
+        journal: Journal,
+        sent: Sequence[SentPack],
+        open_packs: dict[int, tuple[int, str]],
+        pack_bytes: int,
+        level: int,
+        threads: int,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._tree = tree
+        self._ledger = ledger
+        self._bases = bases
+        self._flow = flow
+        self._level = level
+        self._threads = threads
+        self._advance = advance
+        self.remaker = Remaker(tree, ledger, flow, level)
+        self.ended = True
+        self.new_content_bytes = 0
+
+        def lane(number: int) -> Lane:
+            mine = [pack for pack in sent if pack.lane == number]
+            open_pack = open_packs.get(number)
+            return Lane(number, sink, facts, flow, journal, self.remaker.stored, pack_bytes, mine, open_pack, advance)
+
+        self._lane = lane
+
+    def run(self) -> list[SentPack]:
+        """Pack everything; the new packs, those of earlier runs included.  Raises the first failure of any thread."""
+        flow = self._flow
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="tonne-encode")
+        lanes: list[Lane] = []
+        reading: threading.Thread | None = None
+        try:
+            lanes = [self._lane(number) for number in range(LANES)]
+            decider = Decider(self._ledger, self._bases, lanes, flow, pool, self._level, self._advance)
+            find_small = self._bases.find_small
+            reader = Reader(
+                self._tree,
+                self._ledger,
+                lambda digest, size: find_small(digest, size, flow.deadline),
+                flow,
+                pool,
+                decider.take,
+                self._advance,
+            )
+            reading = threading.Thread(target=_guard, args=(flow, reader, decider), name="tonne-read", daemon=True)
+            reading.start()
+            decider.run()
+            for each in lanes:
+                each.end()
+            packs = [pack for each in lanes for pack in each.join()]
+            reading.join()
+            self.new_content_bytes = decider.new_content_bytes
+            return packs
+        except BaseException as error:
+            flow.fail(error)
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for each in lanes:
+                each.end()
+            self.ended = _all_ended(
+                [*(each.thread for each in lanes), *([reading] if reading is not None else [])], END_WAIT_S
+            )
+
+
+def _guard(flow: Flow, reader: Reader, decider: Decider) -> None:
+    try:
+        reader.run()
+        decider.take(None)
+    except BaseException as error:
+        flow.fail(error)
+
+
+def _all_ended(threads: Iterator[threading.Thread] | list[threading.Thread], wait_s: float) -> bool:
+    ended = True
+    for thread in threads:
+        thread.join(wait_s)
+        ended = ended and not thread.is_alive()
+        wait_s = wait_s if ended else 0.05
+    return ended
