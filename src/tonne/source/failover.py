@@ -125,6 +125,8 @@ def _most_telling(failures: Sequence[tuple[_Member, TonneError]]) -> TonneError:
 
     member, best = min(failures, key=rank)
     others = [f"{other.source.origin}: {error.what}" for other, error in failures if error is not best]
-    reasons = "; ".join([best.why, *others] if best.why else others)
-    where = best.where if member.source.origin in best.where else f"{member.source.origin}: {best.where}"
-    return type(best)(best.what, where=where, why=reasons, todo=best.next, **best.fields)
+    # The same object, so that what a caller's check raised is what the caller gets.
+    best.why = "; ".join([best.why, *others] if best.why else others)
+    if member.source.origin not in best.where:
+        best.where = f"{member.source.origin}: {best.where}" if best.where else member.source.origin
+    return best
