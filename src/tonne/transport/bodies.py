@@ -58,16 +58,22 @@ class StreamBody:
         self._left_bytes = self.length_bytes
 
     def read(self, size_bytes: int) -> bytes:
+        self._fill()
+        taken = bytes(self._piece[: min(size_bytes, self._left_bytes)])
+        self._piece = self._piece[len(taken) :]
+        self._left_bytes -= len(taken)
+        if not self._left_bytes:
+            self._fill()  # before the last bytes go out: libcurl asks for no more than was announced
+            if len(self._piece):
+                raise LongBody("the content to send is longer than announced", announced_bytes=self.length_bytes)
+        elif not taken and size_bytes:
+            raise ShortBody("the content to send is shorter than announced", missing_bytes=self._left_bytes)
+        return taken
+
+    def _fill(self) -> None:
+        """Get the next piece that is not empty, if the present one is used up."""
         while not len(self._piece):
             piece = next(self._iterator, None)
             if piece is None:
-                if self._left_bytes:
-                    raise ShortBody("the content to send is shorter than announced", missing_bytes=self._left_bytes)
-                return b""
-            self._piece = piece.cast("B") if piece.format != "B" else piece
-        taken = bytes(self._piece[:size_bytes])
-        self._piece = self._piece[len(taken) :]
-        self._left_bytes -= len(taken)
-        if self._left_bytes < 0:
-            raise LongBody("the content to send is longer than announced", excess_bytes=-self._left_bytes)
-        return taken
+                return
+            self._piece = piece.cast("B") if piece.format != "B" or piece.ndim != 1 else piece
