@@ -259,6 +259,8 @@ class _Scanner:
 
     def _join_links(self) -> None:
         """Give all names of one file the number of the first, and count them."""
+        if not self._shared[2]:
+            return
         dev, ino = (np.frombuffer(column, np.uint64) for column in self._shared[:2])
         numbers = np.frombuffer(self._shared[2], np.dtype("L"))
         order = np.lexsort((numbers, ino, dev))
