@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tonne.durable import local_errors
 from tonne.errors import DiskFull, Interrupted, TargetExists, TonneError
 from tonne.image.fetch import Fetcher
 from tonne.image.index import Index
@@ -24,7 +25,7 @@ from tonne.image.pull_files import Attributes, Files, PulledFile, sync_file_syst
 from tonne.image.pull_plan import Paths, Plan, make_plan
 from tonne.image.pull_resume import Found, found_before
 from tonne.image.pull_state import FOLDER, PagesKeeper, PullState, ReadOnlyKeeper
-from tonne.image.pull_target import Target, local
+from tonne.image.pull_target import Target
 from tonne.image.runs import Contents, Run, all_files, runs_of
 from tonne.image.workers import Halt, all_of
 from tonne.model import Digest, Entry, Extent, Kind
@@ -118,7 +119,7 @@ class _Pull:
         self._target.forget(FOLDER)
         PullState.discard(self._target)
         self._finish_folders(index, plan)
-        with local("the folder cannot be synced", str(self._target.path)):
+        with local_errors("the folder cannot be synced", str(self._target.path)):
             sync_file_system(self._target.root)
         return PullReport(
             self._image.digest,
@@ -260,7 +261,7 @@ class _Pull:
                 continue
             path = paths.of(entry)
             parent, _, name = path.rpartition(b"/")
-            with local("an entry cannot be made", self._target.where(path)):
+            with local_errors("an entry cannot be made", self._target.where(path)):
                 if entry.is_dir:
                     self._target.folder(path, create=True)
                 elif entry.is_file and plan.name_of(entry.inode) != entry.number:
@@ -327,5 +328,5 @@ class _Pull:
             entry = index.entry(number, self._halt.deadline)
             if entry.is_dir:
                 path = paths.of(entry)
-                with local("a folder cannot be finished", self._target.where(path)):
+                with local_errors("a folder cannot be finished", self._target.where(path)):
                     attributes.give(self._target.folder(path), entry, path)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tonne.codec.frames import Bytes
+from tonne.durable import local_errors
 from tonne.errors import CorruptIndex, LocalFailure, TargetExists, TonneError
 from tonne.image.pull_state import PullState
-from tonne.image.pull_target import Target, local, text
+from tonne.image.pull_target import Target, text
 from tonne.image.runs import Run
 from tonne.image.workers import Halt
 from tonne.model import Entry, Extent, blake3_of
@@ -61,7 +62,7 @@ class Files:
 
     def begin(self, file: PulledFile) -> None:
         """Make the unfinished file at its full length."""
-        with local("a file cannot be made", text(file.path)):
+        with local_errors("a file cannot be made", text(file.path)):
             descriptor = os.open(file.temporary, _WRITE, 0o600, dir_fd=self._state.files)
             try:
                 os.ftruncate(descriptor, file.entry.size_bytes)
@@ -84,7 +85,7 @@ class Files:
         self, file: PulledFile, uses: Sequence[tuple[Extent, int | None]], contents: Sequence[Bytes]
     ) -> None:
         written = 0
-        with local("a file cannot be written", text(file.path)):
+        with local_errors("a file cannot be written", text(file.path)):
             descriptor = os.open(file.temporary, _WRITE & ~os.O_CREAT, dir_fd=self._state.files)
             try:
                 ranges = []
@@ -103,7 +104,7 @@ class Files:
 
     def done_before(self, file: PulledFile, size_bytes: int) -> None:
         """So many bytes of the file were found from an earlier pull, or are holes."""
-        with local("a file cannot be finished", text(file.path)):
+        with local_errors("a file cannot be finished", text(file.path)):
             descriptor = os.open(file.temporary, _WRITE & ~os.O_CREAT, dir_fd=self._state.files)
             try:
                 self._wrote(file, [], size_bytes, descriptor)
@@ -147,7 +148,7 @@ class Files:
         for file, is_complete in batch:
             if not is_complete:
                 self._sync_part(file)
-        with local("files cannot be synced", str(self._target.path)):
+        with local_errors("files cannot be synced", str(self._target.path)):
             if len(complete) > SYNC_FILES_MAX:
                 sync_file_system(self._target.root)
             else:
@@ -165,7 +166,7 @@ class Files:
     def _sync_part(self, file: PulledFile) -> None:
         with file.lock:
             ranges, file.unsynced, file.unsynced_bytes, file.syncing = file.unsynced, [], 0, False
-        with local("a file cannot be synced", text(file.path)):
+        with local_errors("a file cannot be synced", text(file.path)):
             try:
                 descriptor = os.open(
                     file.temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._state.files
@@ -180,7 +181,7 @@ class Files:
 
     def _move(self, file: PulledFile) -> None:
         parent, _, name = file.path.rpartition(b"/")
-        with local("a file cannot be moved to its place", self._target.where(file.path)):
+        with local_errors("a file cannot be moved to its place", self._target.where(file.path)):
             folder = self._target.folder(parent, create=True)
             try:
                 os.rename(file.temporary, name, src_dir_fd=self._state.files, dst_dir_fd=folder)

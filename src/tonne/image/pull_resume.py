@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 
 from tonne.clock import Deadline
+from tonne.durable import local_errors
 from tonne.image.index import Index
 from tonne.image.pull_state import PullState, covered
-from tonne.image.pull_target import local
 from tonne.model import Entry, Extent, blake3_of
 from tonne.wire.root import Part
 
@@ -59,7 +59,7 @@ class Found:
 def found_before(entry: Entry, state: PullState, index: Index, deadline: Deadline) -> Found | None:
     """What is there of a file; None (and it is to be made anew) when the unfinished file is not as we leave them."""
     name = b"%d" % entry.inode
-    with local("an unfinished file cannot be read", f"inode {entry.inode}"):
+    with local_errors("an unfinished file cannot be read", f"inode {entry.inode}"):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, dir_fd=state.files)
         if os.fstat(descriptor).st_size != entry.size_bytes:

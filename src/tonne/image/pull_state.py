@@ -15,9 +15,10 @@ import struct
 import zlib
 from collections.abc import Iterable
 
+from tonne.durable import local_errors
 from tonne.errors import CorruptDocument, TargetExists
 from tonne.image.fetch import Keeper, Kept
-from tonne.image.pull_target import Target, local
+from tonne.image.pull_target import Target
 from tonne.model import Blob, Digest
 
 FOLDER = b".tonne-pull"
@@ -39,7 +40,7 @@ class PullState:
         """Make it, or take up what an earlier pull of the same manifest left (see `pulled_before`)."""
         self._target = target
         where = target.where(FOLDER)
-        with local("the state of the pull cannot be written", where):
+        with local_errors("the state of the pull cannot be written", where):
             self.files = os.dup(target.folder(FILES, create=True))
             folder = target.folder(FOLDER)
             self.pages = os.open(b"pages", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
@@ -75,7 +76,7 @@ class PullState:
                 descriptor = target.folder(path)
             except FileNotFoundError:
                 continue
-            with local("the state of an earlier pull cannot be removed", target.where(path)):
+            with local_errors("the state of an earlier pull cannot be removed", target.where(path)):
                 for name in os.listdir(descriptor):
                     with contextlib.suppress(IsADirectoryError):
                         os.unlink(name, dir_fd=descriptor)
@@ -216,7 +217,7 @@ class _PagesFile:
         return os.preadv(self._descriptor, [out], offset) == len(out)
 
     def write(self, offset: int, data: memoryview) -> None:
-        with local("the index cannot be kept", "pages"):
+        with local_errors("the index cannot be kept", "pages"):
             os.pwrite(self._descriptor, data, offset)
 
     def drop(self, offset: int, length: int) -> None:

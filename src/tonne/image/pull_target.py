@@ -11,12 +11,11 @@ import fcntl
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from tonne.errors import DiskFull, LocalFailure, Locked, ReadOnly, TargetExists, TonneError, UnsafePath
+from tonne.durable import local_errors
+from tonne.errors import Locked, TargetExists, UnsafePath
 
 FOLDERS_OPEN_MAX = 64  # descriptors kept for each user of a target: files come folder by folder
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -25,22 +24,6 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def text(path: bytes) -> str:
     """A path in a message."""
     return path.decode("utf-8", "backslashreplace")
-
-
-@contextmanager
-def local(what: str, where: str) -> Iterator[None]:
-    """Turn what the system says about a local file into our errors."""
-    try:
-        yield
-    except TonneError:
-        raise
-    except OSError as error:
-        why = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull(what, where=where, why=why) from None
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise ReadOnly(what, where=where, why=why, todo="choose a folder that may be written") from None
-        raise LocalFailure(what, where=where, why=why) from None
 
 
 class Target:
@@ -58,7 +41,7 @@ class Target:
     @classmethod
     def open(cls, path: Path) -> Target:
         """Open, and make, if need be, the folder; `Locked` when another pull works on it."""
-        with local("the target folder cannot be used", str(path)):
+        with local_errors("the target folder cannot be used", str(path)):
             try:
                 path.mkdir(parents=True, exist_ok=True)
                 root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -114,7 +97,7 @@ class Target:
         except FileNotFoundError:
             if not create:
                 raise
-            with local("a folder cannot be made", self.where(path)):
+            with local_errors("a folder cannot be made", self.where(path)):
                 os.mkdir(name, 0o700, dir_fd=parent)
                 found = os.open(name, _FOLDER, dir_fd=parent)
         except OSError as error:
@@ -140,7 +123,7 @@ class Target:
         """An earlier pull may have given it its final mode already; it gets that again at the end."""
         mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         if mode & 0o700 != 0o700:
-            with local("a folder cannot be written", self.where(path)):
+            with local_errors("a folder cannot be written", self.where(path)):
                 os.fchmod(descriptor, mode | 0o700)
 
     def forget(self, path: bytes) -> None:
