@@ -36,6 +36,12 @@ class LimitSource:
     def origin(self) -> str:
         return self._source.origin
 
+    @property
+    def waiting(self) -> int:
+        """How many reads wait for a place at the moment."""
+        with self._lock:
+            return sum(len(queue) for queue in self._waiting.values())
+
     def read(
         self,
         blob: Blob,

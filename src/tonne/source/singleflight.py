@@ -34,6 +34,12 @@ class SingleFlight:
     def origin(self) -> str:
         return self._source.origin
 
+    @property
+    def waiting(self) -> int:
+        """How many reads wait for another's at the moment."""
+        with self._lock:
+            return sum(flight.boarded for flight in self._flights.values())
+
     def read(
         self,
         blob: Blob,
@@ -121,6 +127,11 @@ class _Flight:
         self.priority = priority
         self._seats: list[_Seat] = []
         self._lock = threading.Lock()
+
+    @property
+    def boarded(self) -> int:
+        with self._lock:
+            return len(self._seats)
 
     def board(self, out: memoryview) -> _Seat:
         seat = _Seat(out)
