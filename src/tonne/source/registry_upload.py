@@ -203,7 +203,7 @@ class RegistryUpload:
         headers: tuple[tuple[str, str], ...] = (),
         data: memoryview | None = None,
     ) -> Reply:
-        body = None if data is None else MemoryBody(data)
+        body = None if data is None else MemoryBody(data, repeatable=method != "PATCH")
         return self._calls.call(
             Kind.UPLOAD, method, url, accept, what, deadline, headers=headers, body=body, scopes=self._calls.push
         )

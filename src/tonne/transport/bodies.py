@@ -12,6 +12,9 @@ class Body(Protocol):
     """What a request carries.  `rewind` is called before each sending."""
 
     length_bytes: int
+    # Whether libcurl may send it again by itself when a kept connection turns out to be dead.  Not where the other
+    # side may have taken the first sending and would then refuse or store the second.
+    repeatable: bool
     expect: bool  # whether the registry may refuse before the body goes out (Expect: 100-continue)
 
     def rewind(self) -> None: ...
@@ -23,7 +26,8 @@ class MemoryBody:
 
     expect = False
 
-    def __init__(self, data: bytes | bytearray | memoryview = b"") -> None:
+    def __init__(self, data: bytes | bytearray | memoryview = b"", repeatable: bool = True) -> None:
+        self.repeatable = repeatable
         self._data = memoryview(data)
         self.length_bytes = len(self._data)
         self._at = 0
@@ -44,6 +48,7 @@ class StreamBody:
     """
 
     expect = True
+    repeatable = False
 
     def __init__(self, length_bytes: int, chunks: Callable[[], Iterator[memoryview]]) -> None:
         self.length_bytes = length_bytes

@@ -123,7 +123,7 @@ class _Exchange:
 
     def on_seek(self, offset: int, origin: int) -> int:
         try:
-            if offset or origin or self.request.body is None:
+            if offset or origin or self.request.body is None or not self.request.body.repeatable:
                 return pycurl.SEEKFUNC_FAIL
             self.request.body.rewind()
         except BaseException as error:
