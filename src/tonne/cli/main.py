@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str], session: Session) -> int:
     """Run the command line; returns the exit status, with the error shown."""
+    session.arguments = tuple(arguments)
     try:
         result = cli.main(args=_global_first(arguments), prog_name="tonne", obj=session, standalone_mode=False)
         return result if isinstance(result, int) else 0

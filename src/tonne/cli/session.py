@@ -29,6 +29,7 @@ class Session:
     quiet: bool = False
     use_cache: bool = True
     settings: Settings = field(default_factory=Settings)
+    arguments: tuple[str, ...] = ()  # the command line as it was given, for a verb that goes on in another process
     _progress: Bars | None = None
     _store: Store | None = None
     _stack: ExitStack = field(default_factory=ExitStack)

@@ -135,9 +135,7 @@ class Content:
         """Those that are neither in memory nor on their way."""
         with self._lock:
             return [
-                number
-                for number in dict.fromkeys(numbers)
-                if number not in self._cache and number not in self._flights
+                number for number in dict.fromkeys(numbers) if number not in self._cache and number not in self._flights
             ]
 
     def runs(self, frames: Sequence[Frame], limit_bytes: int) -> list[list[Frame]]:

@@ -97,8 +97,8 @@ class Mapped(Protocol):
 class ReadAhead:
     """Fetches ahead in threads of its own, for all open files of a view.
 
-    Any thread may call.  At most `IN_FLIGHT_BYTES_MAX` are on their way, with `Priority.AHEAD`.  Failures are silent: the
-    reader who comes to that place tries again and is told.  Nothing survives `close`.
+    Any thread may call.  At most `IN_FLIGHT_BYTES_MAX` are on their way, with `Priority.AHEAD`.  Failures are silent:
+    the reader who comes to that place tries again and is told.  Nothing survives `close`.
     """
 
     def __init__(self, index: Index, content: Content, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -53,12 +53,16 @@ class View:
 
     def entry(self, inode: int, deadline: Deadline) -> Entry:
         """What an inode is; `MissingPath` when there is no such one."""
+        held = self.remembered(inode)
+        return held if held is not None else self._inode_of(self.index.entry(inode, deadline), deadline)
+
+    def remembered(self, inode: int) -> Entry | None:
+        """As `entry`, if that needs nothing that is not in memory; never waits."""
         with self._lock:
             held = self._entries.get(inode)
             if held is not None:
                 self._entries.move_to_end(inode)
-                return held
-        return self._inode_of(self.index.entry(inode, deadline), deadline)
+            return held
 
     def lookup(self, folder: int, name: bytes, deadline: Deadline) -> Entry | None:
         """The entry of that name in a folder, else None.  Of a hard link: the inode, under that name."""
@@ -137,9 +141,7 @@ class OpenFile:
         ahead_of = view.read_ahead if ahead else None
         self._tracker = ahead_of.tracker(self, entry.size_bytes) if ahead_of is not None else None
 
-    def read(
-        self, offset: int, length: int, deadline: Deadline, priority: Priority = Priority.DEMAND
-    ) -> memoryview:
+    def read(self, offset: int, length: int, deadline: Deadline, priority: Priority = Priority.DEMAND) -> memoryview:
         """The bytes from `offset`, `length` of them or up to the end of the file; read-only.
 
         All of them are in memory at once, and the frames that they lie in: ask for a few MiB at a time.
