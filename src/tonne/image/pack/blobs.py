@@ -59,12 +59,13 @@ def copy_blob(
     source: Source, sink: Sink, facts: SinkFacts, blob: Blob, deadline: Deadline, count: Callable[[int], None]
 ) -> None:
     """Copy a blob as it is, unless it is there; checked against its digest before it is committed."""
-    buffer = memoryview(bytearray(min(chunk_size(facts), blob.size_bytes)))
+    step = chunk_size(facts)
 
     def chunks() -> Iterator[memoryview]:
         hasher: Hasher = blob.digest.hasher()
-        for offset in range(0, blob.size_bytes, len(buffer)):
-            out = buffer[: min(len(buffer), blob.size_bytes - offset)]
+        for offset in range(0, blob.size_bytes, step):
+            # A buffer of its own for each: whoever stores them may still hold the one before.
+            out = memoryview(bytearray(min(step, blob.size_bytes - offset)))
             source.read(blob, offset, out, deadline, None, Priority.BACKGROUND)
             hasher.update(out)
             if offset + len(out) == blob.size_bytes and hasher.hexdigest() != blob.digest.hex:

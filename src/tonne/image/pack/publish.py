@@ -131,10 +131,9 @@ class Publisher:
         size = chunk_size(self._facts)
 
         def chunks() -> Iterator[memoryview]:
-            buffer = memoryview(bytearray(min(size, blob.size_bytes)))
             with blaming(path, "the index cannot be read"), open(path, "rb") as file:
-                while count := file.readinto(buffer):
-                    yield buffer[:count]
+                while data := file.read(size):
+                    yield memoryview(data)
 
         store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent)
 
@@ -176,7 +175,7 @@ class Publisher:
                     filled, piece = filled + step, piece[step:]
                     if filled == size:
                         yield chunk
-                        filled = 0
+                        chunk, filled = memoryview(bytearray(size)), 0
             if filled:
                 yield chunk[:filled]
 

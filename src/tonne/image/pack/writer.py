@@ -166,6 +166,8 @@ class PackWriter:
         self._flow.check()
         if self._upload is None:
             self._upload = self._sink.start(self._flow.deadline)
+            # Noted before it holds anything, so that it can be cancelled if nobody goes on with it.
+            self._journal.note_token(self.lane, self.start, self._upload.token)
         self._upload.append(memoryview(self._chunk)[: self._filled], self._flow.deadline)
         self._flow.count_sent(self._filled)
         self._filled = 0
