@@ -28,6 +28,7 @@ TASKS_MAX = 512  # requests taken from the kernel at once; beyond them even look
 TASKS_MIN = 8
 STOP_GRACE_S = 0.5  # for answers under way when the process is told to end
 BDI = Path("/sys/class/bdi")
+CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,6 @@ def fuse_options(plan: MountPlan) -> set[str]:
         "default_permissions",
         "subtype=tonne",
         f"fsname={option_text(plan.name)}",
-        f"max_background={BACKGROUND_MAX}",
-        f"congestion_threshold={BACKGROUND_MAX * 3 // 4}",
     }
     if plan.allow_other:
         options.add("allow_other")
@@ -120,15 +119,24 @@ async def _settle(
         failure.append(LocalFailure("the mount does not answer", where=str(plan.point), why=error.strerror or ""))
         pyfuse3.terminate()
         return
-    raise_read_ahead(device, log)
+    tune_kernel(device, log)
     on_ready()
 
 
-def raise_read_ahead(device: int, log: logging.Logger, folder: Path = BDI) -> bool:
-    """Raise the kernel's read-ahead for the file system with that st_dev; False where that is not permitted."""
+def tune_kernel(device: int, log: logging.Logger, bdi: Path = BDI, connections: Path = CONNECTIONS) -> None:
+    """Set what makes reading fast, for the file system with that st_dev, as far as it is permitted.
+
+    Neither is an option of the mount: the kernel takes only a smaller read-ahead from us, and libfuse's low-level
+    session sets no background.  Only root may; the second is of little weight and passed over in silence.
+    """
     try:
-        (folder / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb").write_text(str(READ_AHEAD_KIB))
+        (bdi / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb").write_text(str(READ_AHEAD_KIB))
     except OSError as error:
-        log.warning("the kernel's read-ahead stays small: %s", error)
-        return False
-    return True
+        log.warning("the kernel's read-ahead stays small, sequential reads are slower: %s", error)
+    # Root's mounts have the number of their device; where it is not shown, as in containers, the default stays.
+    connection = connections / str(os.minor(device))
+    for name, value in (("max_background", BACKGROUND_MAX), ("congestion_threshold", BACKGROUND_MAX * 3 // 4)):
+        try:
+            (connection / name).write_text(str(value))
+        except OSError:
+            pass
