@@ -29,3 +29,18 @@ def encoded(name: bytes) -> str:
         return name.decode("utf-8")
     except UnicodeDecodeError:
         return quote_from_bytes(name, safe="/ !\"#$&'()*+,:;<=>?@[\\]^`{|}")
+
+
+def name_fields(name: bytes, key: str = "path") -> dict[str, str]:
+    """A name as members of a JSON object: the name, and beside it, if it had to be encoded, how it was."""
+    text = encoded(name)
+    try:
+        name.decode("utf-8")
+    except UnicodeDecodeError:
+        return {key: text, f"{key}Encoding": "percent"}
+    return {key: text}
+
+
+def share(part: int, whole: int) -> str:
+    """``12.3 %`` of something; ``-`` of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
