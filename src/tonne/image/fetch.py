@@ -13,6 +13,8 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, DeadlineExceeded, TonneError
 from tonne.model import Blob, Digest, Frame, blake3_of
@@ -36,6 +38,14 @@ class Piece:
 
 def piece_of(frame: Frame) -> Piece:
     return Piece(frame.offset, frame.stored_bytes, frame.digest)
+
+
+def _buffer(size_bytes: int) -> memoryview:
+    """Room for bytes that are about to come.
+
+    Not a bytearray: that writes zeros first, while NumPy leaves the memory untouched and asks for huge pages.
+    """
+    return memoryview(np.empty(size_bytes, np.uint8))
 
 
 class Kept(Protocol):
@@ -125,7 +135,7 @@ class Fetcher:
         if self.store is None:
             return None
         stored = self.store.blob(blob)
-        out = memoryview(bytearray(piece.length))
+        out = _buffer(piece.length)
         if not stored.read(piece.offset, out):
             return None
         if blake3_of(out) == piece.digest:
@@ -179,7 +189,7 @@ class Fetcher:
         self, blob: Blob, run: list[Piece], got: dict[int, memoryview], deadline: Deadline, priority: Priority
     ) -> None:
         start = run[0].offset
-        out = memoryview(bytearray(run[-1].end - start))
+        out = _buffer(run[-1].end - start)
 
         def check(data: memoryview) -> None:
             for piece in run:
