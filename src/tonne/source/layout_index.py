@@ -61,16 +61,16 @@ class LayoutIndex:
         ``latest``.  That is how other tools read `oci:FOLDER`.  Raises `MissingManifest`.
         """
         found = {digest for entry in self._entries() if _name(entry) == name and (digest := _digest(entry)) is not None}
+        choice = ""
         if not found and any_name and name == DEFAULT_TAG:
             found = set(self.digests())
+            choice = self._shown()
         if len(found) == 1:
             return found.pop()
         if found:
-            raise Unsupported(
-                f"{len(found)} manifests could be meant",
-                where=f"{self._origin}:{name}",
-                todo=f"name one: {self._shown() or ', '.join(f'@{digest}' for digest in sorted(found)[:_NAMES_SHOWN])}",
-            )
+            choice = choice or ", ".join(f"@{digest}" for digest in sorted(found)[:_NAMES_SHOWN])
+            what = f"{len(found)} manifests could be meant"
+            raise Unsupported(what, where=f"{self._origin}:{name}", todo=f"name one: {choice}")
         why = f"it has {self._shown()}" if self.names() else ""
         raise MissingManifest("the layout has no such tag", where=f"{self._origin}:{name}", why=why)
 
