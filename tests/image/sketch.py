@@ -218,8 +218,12 @@ class _Frames:
         return renumbered, frames, contents, spans
 
 
-def make(text: str, change: Callable[[list[Entry]], None] = lambda entries: None) -> Made:
-    """Build the image that the text describes; `change` may make its tree hostile, digests then fit the change."""
+def make(
+    text: str,
+    change: Callable[[list[Entry]], None] = lambda entries: None,
+    change_extents: Callable[[dict[int, list[Extent]]], None] = lambda extents: None,
+) -> Made:
+    """Build the image that the text describes.  The `change`s may make it hostile; digests then fit what they made."""
     settings, nodes = _parse(text)
     order = _numbered(nodes)
     number = {node.path: place for place, node in enumerate(order, 1)}
@@ -260,6 +264,7 @@ def make(text: str, change: Callable[[list[Entry]], None] = lambda entries: None
         inode: [item if item.frame is None else replace(item, frame=renumbered[item.frame]) for item in items]
         for inode, items in extents.items()
     }
+    change_extents(extents)
     entries = _entries(order, nodes, number, contents)
     change(entries)
     return _assemble(settings, order, entries, contents, extents, frames, digests, spans, store)

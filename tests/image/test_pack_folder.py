@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -250,10 +251,11 @@ def test_a_digest_cannot_be_packed_to(bench: Bench, tree: Path) -> None:
 
 
 def test_limits_are_known_before_anything_is_sent(tmp_path: Path, tree: Path) -> None:
-    for facts, options in (
+    cases: list[tuple[SinkFacts, dict[str, Any]]] = [
         (SinkFacts(manifest_bytes_max=5000), {}),
         (SinkFacts(blob_bytes_max=9 * MIB), {"pack_bytes": 10 * MIB}),
-    ):
+    ]
+    for facts, options in cases:
         bench = Bench(tmp_path / "limits", MemoryRepository(facts=facts))
         with pytest.raises(TooLarge) as raised:
             bench.pack(tree, **options)
