@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import select
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -24,7 +25,7 @@ from tonne.transport.bodies import Body
 from tonne.transport.failures import from_curl
 from tonne.transport.fields import Head, is_loopback, split_origin
 
-RECEIVE_BYTES = 512 * 1024  # libcurl's buffer: one callback into Python for so much; larger gained nothing
+RECEIVE_BYTES = 512 * 1024  # the most that libcurl takes from the socket at once
 SEND_BYTES = 512 * 1024
 POLL_S_MAX = 1.0  # a deadline on another clock than the system's is looked at this often
 _SUPPRESS_CONNECT_HEADERS = 265  # of libcurl's interface; pycurl has no name for it
@@ -72,8 +73,7 @@ class _Exchange:
         self.receiver = receiver
         self.head: Head | None = None
         self.failure: BaseException | None = None
-        self.moved_bytes = 0  # of both directions, headers included: what a stall is judged by
-        self.body_bytes = 0
+        self.moved_bytes = 0  # of headers and what is sent; libcurl counts what is received
         self._status = 0
         self._fields: dict[str, tuple[str, ...]] = {}
 
@@ -101,15 +101,20 @@ class _Exchange:
             self.head = Head(self._status, self._fields)
             self.receiver.begin(self.head)
 
-    def on_data(self, data: bytes) -> int:
-        try:
-            self.moved_bytes += len(data)
-            self.body_bytes += len(data)
-            self.receiver.write(data)
-        except BaseException as error:
-            self.failure = self.failure or error
-            return -1
-        return len(data)
+    def writer(self) -> Callable[[bytes], int | None]:
+        """The callback for the body.  It runs for each 16 KiB, whatever the buffer's size, and all threads wait for it:
+        so it counts nothing and looks nothing up."""
+        write = self.receiver.write
+
+        def on_data(data: bytes) -> int | None:
+            try:
+                write(data)
+            except BaseException as error:
+                self.failure = self.failure or error
+                return -1
+            return None  # all taken
+
+        return on_data
 
     def on_read(self, size_bytes: int) -> bytes | int:
         try:
@@ -178,15 +183,16 @@ class Channel:
         seen_bytes, seen_s = -1, time.monotonic()
         while running:
             now_s = time.monotonic()
-            if exchange.moved_bytes != seen_bytes:
-                seen_bytes, seen_s = exchange.moved_bytes, now_s
+            moved_bytes = exchange.moved_bytes + self._body_bytes()
+            if moved_bytes != seen_bytes:
+                seen_bytes, seen_s = moved_bytes, now_s
             elif now_s - seen_s >= patience_s:
                 if self._connected():
                     raise Stalled(
                         "the transfer stalled",
                         where=exchange.request.where,
                         why=f"no byte for {patience_s:g} s",
-                        body_bytes=exchange.body_bytes,
+                        body_bytes=self._body_bytes(),
                     )
                 seen_s = now_s  # still connecting: that has a timeout of its own
             deadline.check("the transfer was not done in time", exchange.request.where)
@@ -213,6 +219,9 @@ class Channel:
             wait_s = min(wait_s, left_s)
         return max(0, math.ceil(wait_s * 1000))
 
+    def _body_bytes(self) -> int:
+        return int(self._easy.getinfo(pycurl.SIZE_DOWNLOAD_T))
+
     def _connected(self) -> bool:
         return bool(self._easy.getinfo(pycurl.PRETRANSFER_TIME) > 0)
 
@@ -236,7 +245,7 @@ class Channel:
                 message,
                 exchange.request.where,
                 errno=int(self._easy.getinfo(pycurl.OS_ERRNO)),
-                began=exchange.body_bytes > 0,
+                began=self._body_bytes() > 0,
             )
         if exchange.head is None:
             raise ProtocolError("the answer has no header", where=exchange.request.where)
@@ -279,7 +288,7 @@ class Channel:
             easy.setopt(pycurl.CUSTOMREQUEST, request.method)
         easy.setopt(pycurl.HTTPHEADER, [line.encode("iso-8859-1") for line in headers])
         easy.setopt(pycurl.HEADERFUNCTION, exchange.on_header)
-        easy.setopt(pycurl.WRITEFUNCTION, exchange.on_data)
+        easy.setopt(pycurl.WRITEFUNCTION, exchange.writer())
 
 
 def _action(bits: int) -> int:

@@ -30,6 +30,8 @@ class RangeReceiver:
         self._status = 0
         self._skip_bytes = 0
         self._filled_bytes = 0
+        self._length_bytes = len(out)
+        self._plain = False  # every byte that comes is the next of the range
         self._excess_bytes = 0  # of a whole blob, after the range
 
     @property
@@ -41,6 +43,7 @@ class RangeReceiver:
         self.body.clear()
         self.ignored = False
         self._status = head.status
+        self._plain = head.status == 206
         self._filled_bytes = self._skip_bytes = self._excess_bytes = 0
         if head.status == 206:
             self._check_range(head)
@@ -59,6 +62,15 @@ class RangeReceiver:
             self._excess_bytes = self._size_bytes - self._offset_bytes - len(self._out)
 
     def write(self, data: bytes) -> None:
+        end = self._filled_bytes + len(data)
+        if self._plain and end <= self._length_bytes:
+            self._out[self._filled_bytes : end] = data
+            self._filled_bytes = end
+        else:
+            self._write_odd(data)
+
+    def _write_odd(self, data: bytes) -> None:
+        """What is not simply the next bytes of the range."""
         if self._status not in (200, 206):
             self.body += data[: max(0, ERROR_BODY_BYTES_MAX - len(self.body))]
             return
@@ -67,9 +79,7 @@ class RangeReceiver:
             start = min(len(data), self._skip_bytes)
             self._skip_bytes -= start
         wanted = min(len(data) - start, len(self._out) - self._filled_bytes)
-        if start == 0 and wanted == len(data):
-            self._out[self._filled_bytes : self._filled_bytes + wanted] = data
-        elif wanted:
+        if wanted:
             self._out[self._filled_bytes : self._filled_bytes + wanted] = memoryview(data)[start : start + wanted]
         self._filled_bytes += wanted
         rest = len(data) - start - wanted
