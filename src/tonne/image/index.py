@@ -153,9 +153,10 @@ class Index:
         found: list[Extent] = []
         key = (inode, start)
         while True:
-            table = self._extent_rows(key, inode, deadline)
+            table = self._extent_rows(key, inode, end, deadline)
             for extent in extents_of(table):
-                if extent.end > start and (not found or extent.file_offset >= found[-1].end):
+                # The rows of the next key may begin with the one that was taken last.
+                if extent.end > start and (not found or extent.file_offset > found[-1].file_offset):
                     found.append(extent)
                 if extent.end >= end:
                     return self._contiguous(found, inode, start)
@@ -165,14 +166,16 @@ class Index:
                 raise CorruptIndex("a file's extents do not advance", where=f"inode {inode}")
             key = (inode, found[-1].end)
 
-    def _extent_rows(self, key: tuple[int, int], inode: int, deadline: Deadline) -> Records:
+    def _extent_rows(self, key: tuple[int, int], inode: int, end: int, deadline: Deadline) -> Records:
+        """The file's rows on the page that holds `key`, from there on, as far as they begin before `end`."""
         pages, place = self._leaf(Part.EXTENTS, lambda found: found.find_pair(*key), deadline)
         if place < 0:
             raise CorruptIndex("a file has no extents", where=f"inode {inode}")
         table = self._fixed_page(Part.EXTENTS, pages.address(place), deadline)
         rows = table[np.searchsorted(table["inode"], inode, "left") : np.searchsorted(table["inode"], inode, "right")]
         first = int(np.searchsorted(rows["file_offset"], np.uint64(key[1]), "right")) - 1
-        return rows[max(first, 0) :]
+        last = int(np.searchsorted(rows["file_offset"], np.uint64(end), "left"))
+        return rows[max(first, 0) : last]
 
     def _contiguous(self, found: list[Extent], inode: int, start: int) -> list[Extent]:
         good = found[0].file_offset <= start and all(a.end == b.file_offset for a, b in pairwise(found))
