@@ -1,5 +1,5 @@
-"""The scripted server is there for these tests too."""
+"""The scripted server and the certificate are there for these tests too."""
 
-from tests.transport.conftest import serve
+from tests.transport.conftest import authority, serve
 
-__all__ = ["serve"]
+__all__ = ["authority", "serve"]

@@ -240,7 +240,10 @@ def test_of_large_blobs_it_is_said_that_range_is_ignored(serve: Serve, monkeypat
         (Answer(206, DATA[1000:6000], {"Content-Range": f"bytes 1000-5999/{len(DATA)}"}, cut=100), errors.ShortBody),
         (Answer(206, DATA[1000:6000], {"Content-Range": f"bytes 1000-5999/{len(DATA)}"}, stall=9), errors.Stalled),
         (Answer(206, DATA[1000:6001], {"Content-Range": f"bytes 1000-5999/{len(DATA)}"}, length=None), errors.LongBody),
-        (Answer(206, DATA[1000:5999], {"Content-Range": f"bytes 1000-5999/{len(DATA)}"}, length=None), errors.ShortBody),
+        (
+            Answer(206, DATA[1000:5999], {"Content-Range": f"bytes 1000-5999/{len(DATA)}"}, length=None),
+            errors.ShortBody,
+        ),
         (Answer(206, DATA[1000:6000]), errors.ProtocolError),
         (Answer(404, b'{"errors":[{"code":"BLOB_UNKNOWN"}]}'), errors.MissingBlob),
         (Answer(416), errors.ShortBody),

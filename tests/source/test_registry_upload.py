@@ -17,7 +17,10 @@ from tonne.clock import Deadline
 from tonne.model import Blob, Digest, RegistryReference
 from tonne.settings import NetworkSettings
 from tonne.source.registry import RegistryRepository, open_registry
+from tonne.source.registry_calls import RepositoryCalls, with_query
 from tonne.testing.clock import VirtualClock
+from tonne.transport.fields import Head
+from tonne.transport.registry import Registry, Reply
 
 Serve = Callable[..., ScriptedServer]
 Fault = Callable[["UploadRegistry", Seen], Answer]
@@ -422,3 +425,50 @@ def test_one_put_with_one_attempt_or_wrong_content(registry: UploadRegistry) -> 
 def test_tokens_hold_no_more_than_is_needed(repository: RegistryRepository) -> None:
     upload = repository.start(soon())
     assert set(json.loads(upload.token)) == {"location", "acknowledged_bytes"}
+
+
+def test_a_redirected_upload_keeps_method_and_body_but_not_credentials(registry: UploadRegistry, serve: Serve) -> None:
+    front = serve(lambda seen: Answer(307, headers={"Location": registry.server.url + seen.target}))  # type: ignore[attr-defined]
+    registry.absolute = front.url
+    network = NetworkSettings(stall_timeout_s=1.0, token="secret")
+    repository = open_registry(RegistryReference(front.host, "ml/bert"), network, VirtualClock())
+    in_chunks(repository)
+    repository.put(Blob(DIGEST, len(DATA)), pieces, soon())
+    assert registry.blobs[str(DIGEST)] == DATA
+    assert all(seen.headers["authorization"] == "Bearer secret" for seen in front.seen)
+    assert all("authorization" not in seen.headers for seen in registry.server.seen)  # type: ignore[attr-defined]
+    repository.close()
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("/v2/ml/bert/blobs/uploads/u1?a=b%2Fc", "https://registry.example.com/v2/ml/bert/blobs/uploads/u1?a=b%2Fc"),
+        ("http://registry.example.com/x?y", "https://registry.example.com/x?y"),
+        ("http://registry.example.com:80/x", "https://registry.example.com/x"),
+        ("http://registry.example.com:8080/x", "http://registry.example.com:8080/x"),
+        ("https://uploads.example.com/x", "https://uploads.example.com/x"),
+        ("", ""),
+    ],
+)
+def test_where_an_upload_goes_on(location: str, expected: str) -> None:
+    calls = RepositoryCalls(Registry("registry.example.com", NetworkSettings()), "ml/bert")
+    reply = Reply(Head(202, {"location": (location,)}), b"", "https://registry.example.com/v2/ml/bert/blobs/uploads/")
+    assert calls.location(reply) == expected
+    calls.registry.close()
+
+
+@pytest.mark.parametrize("location", ["ftp://registry.example.com/x", "http://[::1/x", "https://h:99999/x"])
+def test_places_that_cannot_be_used(location: str) -> None:
+    calls = RepositoryCalls(Registry("registry.example.com", NetworkSettings()), "ml/bert")
+    with pytest.raises(errors.ProtocolError):
+        calls.location(Reply(Head(202, {"location": (location,)}), b"", "https://registry.example.com/v2/"))
+    calls.registry.close()
+
+
+def test_a_query_is_added_without_touching_what_is_there() -> None:
+    assert (
+        with_query("https://h/p?sig=a%2Fb%20c", "digest", "sha256:a") == "https://h/p?sig=a%2Fb%20c&digest=sha256%3Aa"
+    )
+    assert with_query("https://h/p", "a", "b") == "https://h/p?a=b"
+    assert with_query("https://h/p?digest=x", "digest", "y") == "https://h/p?digest=x"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.transport.conftest import Authority
 from tests.transport.scripted import Answer, ScriptedServer, Seen
 from tonne import errors
 from tonne.clock import Deadline
@@ -257,29 +255,14 @@ def test_a_closed_client_says_so(client: Client) -> None:
         get(client, "http://127.0.0.1:1/")
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
-    """A certificate for 127.0.0.1 that is its own authority, and a server's context with it."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "cert.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=test"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(command, check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return certificate, context
-
-
 def test_tls_needs_a_known_authority(
-    serve: Callable[..., ScriptedServer], client: Client, authority: tuple[Path, ssl.SSLContext]
+    serve: Callable[..., ScriptedServer], client: Client, authority: Authority
 ) -> None:
-    certificate, context = authority
-    server = serve(lambda seen: Answer(200, DATA), context)
+    server = serve(lambda seen: Answer(200, DATA), authority.context())
     with pytest.raises(errors.TlsFailure) as caught:
         get(client, server.url)
     assert "--ca" in caught.value.line
-    trusting = Client(NetworkSettings(ca_file=certificate))
+    trusting = Client(NetworkSettings(ca_file=authority.certificate))
     assert get(trusting, server.url)[1] == DATA
     trusting.close()
 
