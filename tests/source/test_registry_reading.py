@@ -263,3 +263,19 @@ def test_each_fault_is_its_own_error(serve: Serve, answer: Answer, error: type[e
     server.script = lambda seen: ranged(DATA, seen)
     assert read(repository) == DATA[1000:6000]
     repository.close()
+
+
+def test_a_target_that_fails_is_forgotten(serve: Serve) -> None:
+    """The storage behind may have moved; whoever tries again must not be sent to the old place."""
+    site = Site(serve, VirtualClock())
+    repository = site.open()
+    read(repository)
+    for answer in (Answer(404), Answer(500), Answer(raw=b"")):
+        proper, site.storage.script = site.storage.script, lambda seen, answer=answer: answer
+        with pytest.raises(errors.TonneError):
+            read(repository)
+        site.storage.script = proper
+        signed = site.signed
+        assert read(repository) == DATA[1000:6000]
+        assert site.signed == signed + 1
+    repository.close()

@@ -26,9 +26,12 @@ def serve() -> Iterator[Callable[..., ScriptedServer]]:
         server.__exit__(None, None, None)
 
 
+NAMED_HOST = "registry.example.test"  # reached through a proxy alone: the name does not exist
+
+
 @dataclass(frozen=True)
 class Authority:
-    """A certificate for 127.0.0.1 that is its own authority."""
+    """A certificate for 127.0.0.1 and `NAMED_HOST` that is its own authority."""
 
     certificate: Path
     key: Path
@@ -46,6 +49,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     key, certificate = folder / "key.pem", folder / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=test"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-addext", f"subjectAltName=IP:127.0.0.1,DNS:{NAMED_HOST}"]
     subprocess.run(command, check=True, capture_output=True)
     return Authority(certificate, key)

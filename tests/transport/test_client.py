@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.transport.conftest import Authority
+from tests.transport.conftest import NAMED_HOST, Authority
 from tests.transport.scripted import Answer, ScriptedServer, Seen
 from tonne import errors
 from tonne.clock import Deadline
@@ -271,3 +271,67 @@ def test_a_server_without_tls_is_said_to_have_none(serve: Callable[..., Scripted
     server = serve(lambda seen: Answer(200, DATA))
     with pytest.raises(errors.TlsFailure):
         get(client, server.url.replace("http:", "https:"))
+
+
+class Tunnel:
+    """A proxy for CONNECT that leads everything to one address, or refuses."""
+
+    def __init__(self, port: int, status: str) -> None:
+        self._port, self._status = port, status
+        self.asked: list[str] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def _serve(self) -> None:
+        client, _ = self._listener.accept()
+        with client:
+            self.asked.append(client.recv(65536).decode().split("\r\n")[0])
+            client.sendall(f"HTTP/1.1 {self._status}\r\nX-Proxy: yes\r\n\r\n".encode())
+            if not self._status.startswith("200"):
+                return
+            with socket.create_connection(("127.0.0.1", self._port)) as server:
+                back = threading.Thread(target=self._copy, args=(server, client), daemon=True)
+                back.start()
+                self._copy(client, server)
+                back.join(10)
+
+    @staticmethod
+    def _copy(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def __enter__(self) -> Tunnel:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._thread.join(10)
+
+
+def test_tls_goes_through_a_proxys_tunnel(
+    serve: Callable[..., ScriptedServer], authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(lambda seen: Answer(404, DATA, {"X-Registry": "yes"}), authority.context())
+    trusting = Client(NetworkSettings(ca_file=authority.certificate))
+    with Tunnel(server.port, "200 Connection established") as tunnel:
+        monkeypatch.setenv("https_proxy", tunnel.url)
+        head, _ = get(trusting, f"https://{NAMED_HOST}/v2/")
+        assert head.status == 404  # the registry's, not the proxy's 200
+        assert head.first("x-registry") == "yes"
+        assert head.first("x-proxy") == ""
+        trusting.close()
+    assert tunnel.asked == [f"CONNECT {NAMED_HOST}:443 HTTP/1.1"]
+
+
+def test_a_proxy_that_refuses_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Tunnel(0, "407 Proxy Authentication Required") as tunnel:
+        monkeypatch.setenv("https_proxy", tunnel.url)
+        with pytest.raises(errors.Unreachable, match="proxy") as caught:
+            get(client, f"https://{NAMED_HOST}/v2/")
+        assert "407" in str(caught.value)

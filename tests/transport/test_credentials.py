@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tonne.settings import NetworkSettings
 from tonne.transport.credentials import HUB_KEY, Credentials, find_credentials
 
 NEVER = Deadline()
+Find = Callable[..., "Credentials | None"]
+Helper = Callable[[str, str], Path]
 HOST = "registry.example.com:5000"
 
 
@@ -20,7 +23,7 @@ def encoded(text: str) -> str:
 
 
 @pytest.fixture
-def find(tmp_path: Path):  # type: ignore[no-untyped-def]
+def find(tmp_path: Path) -> Find:
     def run(config: object, host: str = HOST, deadline: Deadline = NEVER, **settings: str) -> Credentials | None:
         path = tmp_path / "config.json"
         path.write_text(config if isinstance(config, str) else json.dumps(config))
@@ -30,7 +33,7 @@ def find(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture
-def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Helper:
     """Writes ``docker-credential-NAME`` into a folder that is first in PATH; it notes what it was asked."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -46,46 +49,47 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-
     return write
 
 
-def test_the_settings_win(find) -> None:  # type: ignore[no-untyped-def]
+def test_the_settings_win(find: Find) -> None:
     config = {"auths": {HOST: {"auth": encoded("file:word")}}}
     assert find(config) == Credentials("file", "word")
     assert find(config, username="me", password="mine") == Credentials("me", "mine")
 
 
 @pytest.mark.parametrize("key", [HOST, f"https://{HOST}", f"https://{HOST}/v2/", f"https://{HOST}/v1/"])
-def test_entries_under_the_keys_that_docker_writes(find, key: str) -> None:  # type: ignore[no-untyped-def]
+def test_entries_under_the_keys_that_docker_writes(find: Find, key: str) -> None:
     assert find({"auths": {key: {"auth": encoded("me:a:b")}}}) == Credentials("me", "a:b")
     assert find({"auths": {key: {"username": "me", "password": "pw"}}}) == Credentials("me", "pw")
     assert find({"auths": {key: {"auth": encoded("me:"), "identitytoken": "tok"}}}) == Credentials("me", "", "tok")
 
 
-def test_docker_hub_has_an_odd_key(find) -> None:  # type: ignore[no-untyped-def]
+def test_docker_hub_has_an_odd_key(find: Find) -> None:
     config = {"auths": {HUB_KEY: {"auth": encoded("hub:pw")}}}
     assert find(config, "docker.io") == Credentials("hub", "pw")
     assert find(config) is None
 
 
-def test_nothing_is_found_where_nothing_is(find, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    for config in (
+def test_nothing_is_found_where_nothing_is(find: Find, tmp_path: Path) -> None:
+    configs: tuple[object, ...] = (
         "",
         {},
         {"auths": {}},
         {"auths": {HOST: {}}},
         {"auths": {"other": {"auth": encoded("a:b")}}},
         {"auths": []},
-    ):
+    )
+    for config in configs:
         assert find(config) is None
     assert find_credentials(NetworkSettings(docker_config=tmp_path / "none.json"), HOST, NEVER) is None
     assert find_credentials(NetworkSettings(), HOST, NEVER) is None
 
 
 @pytest.mark.parametrize("config", ["{", "[]", "1", '{"auths":{"' + HOST + '":{"auth":"***"}}}'])
-def test_what_cannot_be_read_is_said(find, config: str) -> None:  # type: ignore[no-untyped-def]
+def test_what_cannot_be_read_is_said(find: Find, config: str) -> None:
     with pytest.raises(BadSettings):
         find(config)
 
 
-def test_a_helper_of_the_host_goes_before_the_general_one(find, helper) -> None:  # type: ignore[no-untyped-def]
+def test_a_helper_of_the_host_goes_before_the_general_one(find: Find: Find, helper: Helper) -> None:
     one = helper("one", 'echo \'{"ServerURL":"x","Username":"u1","Secret":"s1"}\'')
     two = helper("two", 'echo \'{"ServerURL":"x","Username":"u2","Secret":"s2"}\'')
     config = {"credHelpers": {HOST: "one"}, "credsStore": "two", "auths": {HOST: {"auth": encoded("u3:s3")}}}
@@ -95,19 +99,19 @@ def test_a_helper_of_the_host_goes_before_the_general_one(find, helper) -> None:
     assert two.read_text() == "get other.example.com\n"
 
 
-def test_a_helper_without_an_entry_leaves_the_word_to_the_file(find, helper) -> None:  # type: ignore[no-untyped-def]
+def test_a_helper_without_an_entry_leaves_the_word_to_the_file(find: Find: Find, helper: Helper) -> None:
     helper("none", "echo 'credentials not found in native keychain'; exit 1")
     assert find({"credsStore": "none", "auths": {HOST: {"auth": encoded("u:s")}}}) == Credentials("u", "s")
     assert find({"credsStore": "none"}) is None
 
 
-def test_a_helper_may_give_an_identity_token(find, helper) -> None:  # type: ignore[no-untyped-def]
+def test_a_helper_may_give_an_identity_token(find: Find: Find, helper: Helper) -> None:
     asked = helper("tok", 'echo \'{"Username":"<token>","Secret":"refresh"}\'')
     assert find({"credsStore": "tok"}, "docker.io") == Credentials(identity_token="refresh")
     assert asked.read_text() == f"get {HUB_KEY}\n"
 
 
-def test_helpers_that_fail_are_named(find, helper) -> None:  # type: ignore[no-untyped-def]
+def test_helpers_that_fail_are_named(find: Find: Find, helper: Helper) -> None:
     helper("bad", "echo 'keychain is locked' >&2; exit 1")
     helper("odd", "echo not json")
     with pytest.raises(BadSettings, match=r"docker-credential-bad: keychain is locked"):
@@ -120,7 +124,7 @@ def test_helpers_that_fail_are_named(find, helper) -> None:  # type: ignore[no-u
         find({"credsStore": "../evil"})
 
 
-def test_a_helper_is_not_waited_for_beyond_the_deadline(find, helper) -> None:  # type: ignore[no-untyped-def]
+def test_a_helper_is_not_waited_for_beyond_the_deadline(find: Find: Find, helper: Helper) -> None:
     helper("slow", "exec sleep 20")
     with pytest.raises(DeadlineExceeded):
         find({"credsStore": "slow"}, deadline=Deadline.after(0.2))

@@ -131,6 +131,9 @@ def from_curl(code: int, message: str, where: str, errno: int = 0, began: bool =
         return TlsFailure("no trusted connection", where=where, why=why)
     if code in _PROTOCOL:
         return ProtocolError("the answer does not follow the protocol", where=where, why=why)
+    if "CONNECT tunnel failed" in message:
+        todo = "check the proxy in the environment, its rules and its password"
+        return Unreachable("the proxy does not let the connection through", where=where, why=why, todo=todo)
     if code in _CUT or cut or began:
         return Unreachable("the connection was cut", where=where, why=why)
     return Unreachable("no connection", where=where, why=why)

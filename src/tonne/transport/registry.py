@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urljoin, urlsplit
 
 from tonne.clock import SYSTEM_CLOCK, Clock, Deadline
-from tonne.errors import ProtocolError, Unsupported
+from tonne.errors import ProtocolError, TonneError, Unsupported
 from tonne.model import Blob
 from tonne.settings import NetworkSettings
 from tonne.transport.bodies import Body
@@ -123,10 +123,16 @@ class Registry:
         key = request.url
         target = self._redirects.get(key)
         if target is not None:
-            head, url = self._elsewhere(request, receiver, target.url, scopes, deadline)
-            if head.status not in _DENIED or not self.network.renew:
-                self._settle(head, url, receiver, request)
-                return
+            try:
+                head, url = self._elsewhere(request, receiver, target.url, scopes, deadline)
+                if head.status not in _DENIED or not self.network.renew:
+                    self._settle(head, url, receiver, request)
+                    return
+            except TonneError:
+                # Who tries again shall ask the registry: the storage may have moved, or the blob in it.
+                if self.network.renew:
+                    self._redirects.drop(key, target)
+                raise
             self._redirects.drop(key, target)
         found = self._renew_target(request, receiver, scopes, deadline)
         if found is None:
