@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tonne.cli.bars import Bars
 from tonne.clock import Deadline
@@ -18,7 +18,9 @@ from tonne.model import Reference, parse_reference
 from tonne.settings import Settings
 from tonne.source.compose import compose_reader, open_repository
 from tonne.source.seam import Repository
-from tonne.store import Store
+
+if TYPE_CHECKING:
+    from tonne.store import Store
 
 
 @dataclass(slots=True)
@@ -47,6 +49,8 @@ class Session:
         if not self.use_cache:
             return None
         if self._store is None:
+            from tonne.store import Store  # only here: many verbs work without it
+
             self._store = Store.open(self.settings.cache, on_event=self.warn)
             self._stack.callback(self._store.close)
         return self._store
