@@ -134,14 +134,18 @@ def test_what_is_missing_in_a_source_says_nothing_about_other_blobs() -> None:
     assert [case.read() for _ in range(3)] == ["ab", "ab", "a"]
 
 
-def test_failures_at_the_same_time_count_once() -> None:
-    case = Case()
-    for source in case.inner:
+def test_failures_during_a_rest_do_not_make_it_longer() -> None:
+    case = Case(3)
+    for source in case.inner[:2]:
         source.fail("read", Stalled("no progress"), times=4)
+    # So that the resting ones are asked all the same, and the third does not rest.
+    case.inner[2].fail("read", MissingBlob("gone"), times=4)
     for _ in range(4):
         with pytest.raises(Stalled):
             case.read()
-    case.clock.advance(REST_FIRST_S + 0.01)
+    case.clock.advance(REST_FIRST_S - 0.01)
+    assert case.read() == "c"
+    case.clock.advance(0.02)
     assert case.read() == "a"
 
 

@@ -538,5 +538,9 @@ def test_the_subject_of_a_signature_stays(folder: Path, layout: LayoutRepository
     data = json.dumps(body).encode()
     signature = Document(data, MANIFEST_TYPE, Digest.of(data))
     layout.put_manifest(str(signature.digest), signature, soon())
+    # Listed no more, as some tools leave it: the signature does not own what it signs.
+    index = json.loads((folder / "index.json").read_bytes())
+    index["manifests"] = [entry for entry in index["manifests"] if entry["digest"] == str(signature.digest)]
+    (folder / "index.json").write_bytes(json.dumps(index).encode())
     layout.delete(signature.digest, "", soon())
-    assert blobs_in(folder) == before
+    assert blobs_in(folder) == before - {Digest.of(EMPTY_CONFIG).hex}

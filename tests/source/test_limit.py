@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from tests.source.gates import Gate, Readers, wait_until
-from tonne.clock import Deadline
+from tonne.clock import Deadline, SystemClock
 from tonne.errors import DeadlineExceeded, Stalled
 from tonne.source.limit import PASSED_MAX, LimitSource
 from tonne.source.memory import MemoryRepository
@@ -122,6 +122,36 @@ def test_whoever_waits_gives_up_at_the_deadline_and_nothing_is_lost() -> None:
         case.gate.let_go(2)
         assert first.result() == DATA[:1]
         assert case.readers.read(2, 1).result() == DATA[2:3]
+
+
+def test_a_place_that_comes_together_with_the_deadline_goes_to_the_next() -> None:
+    case = Case(1)
+
+    class Late(SystemClock):
+        """The deadline passes at the moment at which the place becomes free."""
+
+        def __init__(self) -> None:
+            self.looks = 0
+
+        def now_s(self) -> float:
+            self.looks += 1
+            if self.looks == 1:
+                return 0.0
+            case.gate.let_go()
+            wait_until(lambda: case.source.waiting == 0)
+            return 1.0
+
+    with case.readers:
+        first = case.readers.read(0, 1)
+        case.gate.wait_for(1)
+        clock = Late()
+        with pytest.raises(DeadlineExceeded):
+            case.source.read(case.blob, 1, memoryview(bytearray(1)), Deadline(0.01, clock))
+        assert clock.looks > 1
+        assert first.result() == DATA[:1]
+        case.gate.let_go()
+        assert case.readers.read(2, 1).result() == DATA[2:3]
+    assert [asked.offset for asked in case.gate.arrived] == [0, 2]
 
 
 def test_a_failed_read_gives_its_place_back() -> None:

@@ -186,8 +186,22 @@ def test_a_reader_does_not_wait_behind_read_ahead_but_read_ahead_behind_a_reader
         case.gate.let_go(2)
         assert {future.result() for future in (ahead, demand, background)} == {DATA[:100]}
         assert [asked.priority for asked in case.gate.arrived] == [Priority.AHEAD, Priority.DEMAND]
-    # The flight that was overtaken has not taken away the place of a later one.
-    case.gate.let_go()
-    with Readers(case.source, case.blob) as readers:
-        assert readers.read().result() == DATA[:100]
+
+
+def test_a_flight_that_was_overtaken_does_not_take_away_the_later_one() -> None:
+    case = Case()
+    with case.readers:
+        ahead = case.readers.read(priority=Priority.AHEAD)
+        case.gate.wait_for(1)
+        demand = case.readers.read(priority=Priority.DEMAND)
+        case.gate.wait_for(2)
+        # The gate lets go in the order of arrival.
+        case.gate.let_go()
+        assert ahead.result() == DATA[:100]
+        assert not demand.done()
+        follower = case.readers.read()
+        wait_until(lambda: case.source.waiting == 1)
+        case.gate.let_go()
+        assert follower.result() == demand.result() == DATA[:100]
+        assert len(case.gate.arrived) == 2
     assert case.source.waiting == 0
