@@ -133,7 +133,7 @@ def test_a_restart_between_chunks_and_reads(docker_registry: Start, monkeypatch:
 
 def test_a_registry_that_is_away_for_a_while(docker_registry: Start) -> None:
     registry = docker_registry()
-    repository = opened(registry.address)
+    repository = opened(registry.address, attempts=60)  # however long the start takes
     send(repository)
     registry.stop()
     with pytest.raises(errors.Unreachable):

@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_said(find: Find, config: str) -> None:
         find(config)
 
 
-def test_a_helper_of_the_host_goes_before_the_general_one(find: Find: Find, helper: Helper) -> None:
+def test_a_helper_of_the_host_goes_before_the_general_one(find: Find, helper: Helper) -> None:
     one = helper("one", 'echo \'{"ServerURL":"x","Username":"u1","Secret":"s1"}\'')
     two = helper("two", 'echo \'{"ServerURL":"x","Username":"u2","Secret":"s2"}\'')
     config = {"credHelpers": {HOST: "one"}, "credsStore": "two", "auths": {HOST: {"auth": encoded("u3:s3")}}}
@@ -99,19 +99,19 @@ def test_a_helper_of_the_host_goes_before_the_general_one(find: Find: Find, help
     assert two.read_text() == "get other.example.com\n"
 
 
-def test_a_helper_without_an_entry_leaves_the_word_to_the_file(find: Find: Find, helper: Helper) -> None:
+def test_a_helper_without_an_entry_leaves_the_word_to_the_file(find: Find, helper: Helper) -> None:
     helper("none", "echo 'credentials not found in native keychain'; exit 1")
     assert find({"credsStore": "none", "auths": {HOST: {"auth": encoded("u:s")}}}) == Credentials("u", "s")
     assert find({"credsStore": "none"}) is None
 
 
-def test_a_helper_may_give_an_identity_token(find: Find: Find, helper: Helper) -> None:
+def test_a_helper_may_give_an_identity_token(find: Find, helper: Helper) -> None:
     asked = helper("tok", 'echo \'{"Username":"<token>","Secret":"refresh"}\'')
     assert find({"credsStore": "tok"}, "docker.io") == Credentials(identity_token="refresh")
     assert asked.read_text() == f"get {HUB_KEY}\n"
 
 
-def test_helpers_that_fail_are_named(find: Find: Find, helper: Helper) -> None:
+def test_helpers_that_fail_are_named(find: Find, helper: Helper) -> None:
     helper("bad", "echo 'keychain is locked' >&2; exit 1")
     helper("odd", "echo not json")
     with pytest.raises(BadSettings, match=r"docker-credential-bad: keychain is locked"):
@@ -124,7 +124,7 @@ def test_helpers_that_fail_are_named(find: Find: Find, helper: Helper) -> None:
         find({"credsStore": "../evil"})
 
 
-def test_a_helper_is_not_waited_for_beyond_the_deadline(find: Find: Find, helper: Helper) -> None:
+def test_a_helper_is_not_waited_for_beyond_the_deadline(find: Find, helper: Helper) -> None:
     helper("slow", "exec sleep 20")
     with pytest.raises(DeadlineExceeded):
         find({"credsStore": "slow"}, deadline=Deadline.after(0.2))
