@@ -1,27 +1,36 @@
 """Content that other images store already.
 
 The frames of all bases are numbered in one row, base after base, a pack that several list once: the *id*.  In memory
-are twelve bytes for each frame, twelve for each small file, and a byte a frame for what is used.
+are twelve bytes for each frame, twelve for each small file, and a byte a frame for what is used; the rest is in scratch
+files.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from tonne.clock import Deadline
 from tonne.image.opening import Image
 from tonne.image.pack.digests import DigestTable, keys_of
 from tonne.image.pack.ledger import BASE_BIT
 from tonne.image.pack.options import SMALL_BYTES
-from tonne.image.pack.rows import Rows
-from tonne.model import Blob, Digest, Extent, Kind
-from tonne.wire.record import CONTENT, Records
+from tonne.image.pack.rows import BLOCK_ROWS, Rows
+from tonne.model import Blob, Digest, Kind
+from tonne.wire.record import CONTENT, NO_FRAME, Records
 from tonne.wire.root import Pack, PackKind, Part
+
+NOWHERE = 0xFFFFFFFE  # a small file of which the frame is not known
+SMALL = np.dtype([("digest", "V32"), ("id", "<u4"), ("offset", "<u4"), ("length", "<u4")])
+_SMALL = struct.Struct("<32sIII")
+
+Numbers = npt.NDArray[np.uint32]
 
 USED_SHARE = 4  # a pack of which its image uses less than one part in so many is not listed again
 
@@ -63,7 +72,7 @@ class Bases:
         self._contents = Rows(scratch / "base-contents", CONTENT)
         self._frames = DigestTable()
         self._small = DigestTable()
-        self._entries: list[int] = []  # for each base: the entries of those before it
+        self._small_rows = Rows(scratch / "base-small", SMALL)
         self._number_packs()
         count = self.packs[-1].first_id + self.packs[-1].pack.frames if self.packs else 0
         self._firsts = np.array([pack.first_id for pack in self.packs], np.int64)
@@ -91,12 +100,8 @@ class Bases:
         """Read the tables of the bases; takes 32 bytes of network for each frame and some 150 for each file."""
         for base, opened in enumerate(self._opened):
             self._load_contents(base, opened, deadline, check)
-        entries = 0
         for opened in self._opened:
-            self._entries.append(entries)
-            entries += opened.image.index.root.totals.entries
-        for base, opened in enumerate(self._opened):
-            self._load_small(base, opened.image, deadline, check)
+            self._load_small(opened, deadline, check)
 
     def _load_contents(self, base: int, opened: _Opened, deadline: Deadline, check: Callable[[], None]) -> None:
         index = opened.image.index
@@ -131,17 +136,56 @@ class Bases:
                 at += stop - start
                 start = stop
 
-    def _load_small(self, base: int, image: Image, deadline: Deadline, check: Callable[[], None]) -> None:
-        keys, values = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint32)]
-        for first, table in image.index.tree_tables(deadline):
+    def _load_small(self, opened: _Opened, deadline: Deadline, check: Callable[[], None]) -> None:
+        """Take small files from the tree, then from the extents where each of them is stored."""
+        first_row = len(self._small_rows)
+        inodes: list[Numbers] = []
+        for first, table in opened.image.index.tree_tables(deadline):
             check()
             numbers = np.arange(first, first + len(table), dtype=np.uint32)
             wanted = (table["mode"] & 0o170000) == int(Kind.FILE)
             wanted &= (table["inode"] == numbers) & (table["size"] > 0) & (table["size"] <= SMALL_BYTES)
             if wanted.any():
-                keys.append(keys_of(table["digest"][wanted]))
-                values.append(numbers[wanted] + np.uint32(self._entries[base]))
-        self._small.extend(np.concatenate(keys), np.concatenate(values))
+                rows = np.zeros(int(wanted.sum()), SMALL)
+                rows["digest"], rows["length"], rows["id"] = table["digest"][wanted], table["size"][wanted], NOWHERE
+                self._small_rows.extend(rows)
+                inodes.append(numbers[wanted])
+        if inodes:
+            self._place_small(opened, np.concatenate(inodes), first_row, deadline, check)
+            for start in range(first_row, len(self._small_rows), BLOCK_ROWS):
+                rows = self._small_rows.read(start, min(BLOCK_ROWS, len(self._small_rows) - start))
+                stored = rows["id"] != NOWHERE
+                places = np.arange(start, start + len(rows), dtype=np.uint32)
+                self._small.extend(keys_of(rows["digest"][stored]), places[stored])
+
+    def _place_small(
+        self, opened: _Opened, inodes: Numbers, first_row: int, deadline: Deadline, check: Callable[[], None]
+    ) -> None:
+        """Fill in frame and offset of small files that are one extent; others (not of our writing) stay unfound."""
+        firsts, shifts, known = self._shifts(opened)
+        for table in opened.image.index.tables(Part.EXTENTS, deadline):
+            check()
+            place = np.minimum(np.searchsorted(inodes, table["inode"]), len(inodes) - 1)
+            mine = (inodes[place] == table["inode"]) & (table["file_offset"] == 0) & (table["frame"] != NO_FRAME)
+            if not mine.any():
+                continue
+            table, place = table[mine], place[mine]
+            pack = np.searchsorted(firsts, table["frame"], "right") - 1
+            low, high = int(place[0]), int(place[-1]) + 1
+            rows = self._small_rows.read(first_row + low, high - low)
+            good = known[pack] & (rows["length"][place - low] == table["length"])
+            place, table, pack = place[good] - low, table[good], pack[good]
+            rows["id"][place] = table["frame"] + shifts[pack]
+            rows["offset"][place] = table["frame_offset"]
+            self._small_rows.write(first_row + low, rows)
+
+    def _shifts(self, opened: _Opened) -> tuple[Numbers, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """For each pack of a base: its first frame, what to add for ids, and whether it has ids."""
+        packs = opened.image.index.root.packs
+        firsts = np.array([pack.first_frame for pack in packs], np.uint32)
+        known = np.array([place >= 0 and self.packs[place].usable is not False for place in opened.packs], np.bool_)
+        ids = [self.packs[place].first_id if place >= 0 else 0 for place in opened.packs]
+        return firsts, np.array(ids, np.int64) - firsts, known
 
     def find_frame(self, digest: bytes) -> int | None:
         """The id of a frame of that content, marked as used; None when no usable pack has one."""
@@ -151,36 +195,14 @@ class Bases:
                 return found
         return None
 
-    def find_small(self, digest: bytes, size_bytes: int, deadline: Deadline) -> list[Extent] | None:
-        """The extents of a file of that content, frames by id and marked as used; None when there is no usable one."""
-        for found in self._small.find(digest):
-            base = int(np.searchsorted(self._entries, found, "left")) - 1
-            opened = self._opened[base]
-            entry = opened.image.index.entry(found - self._entries[base], deadline)
-            if entry.digest != digest or entry.size_bytes != size_bytes:
-                continue
-            extents = [
-                self._renumbered(opened, extent)
-                for extent in opened.image.index.extents(entry.inode, 0, size_bytes, deadline)
-            ]
-            if all(extent is not None for extent in extents):
-                kept = [extent for extent in extents if extent is not None]
-                for extent in kept:
-                    if extent.frame is not None:
-                        self.used[extent.frame] = True
-                return kept
+    def find_small(self, digest: bytes, size_bytes: int) -> tuple[int, int] | None:
+        """Frame (its id, marked as used) and offset of a small file of that content; None where none is usable."""
+        for place in self._small.find(digest):
+            found, frame, offset, length = _SMALL.unpack(self._small_rows.raw(place))
+            if found == digest and length == size_bytes and self._usable(self._place(frame)):
+                self.used[frame] = True
+                return frame, offset
         return None
-
-    def _renumbered(self, opened: _Opened, extent: Extent) -> Extent | None:
-        if extent.frame is None:
-            return extent
-        packs = opened.image.index.root.packs
-        place = int(np.searchsorted([pack.first_frame for pack in packs], extent.frame, "right")) - 1
-        mine = opened.packs[place]
-        if mine < 0 or not self._usable(mine):
-            return None
-        found = self.packs[mine].first_id + extent.frame - packs[place].first_frame
-        return Extent(extent.file_offset, extent.length, found, extent.frame_offset)
 
     def pack_of(self, found: int) -> BasePack:
         """The pack of a frame by its id."""
@@ -202,3 +224,4 @@ class Bases:
 
     def close(self) -> None:
         self._contents.close()
+        self._small_rows.close()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from tonne.errors import SourceChanged
-from tonne.image.pack.failure import blaming
+from tonne.image.pack.failure import local_failure
 from tonne.image.pack.tree import ScannedTree, ScanRow
 from tonne.model.frame import FRAME_BYTES
 
@@ -25,15 +25,16 @@ class OpenFile:
 
     def fill(self, offset: int, out: memoryview) -> None:
         """Read exactly `out`; `SourceChanged` when the file ends before."""
-        with blaming(os.path.join(self._tree.source, self._tree.path(self._number)), "a file cannot be read"):
-            while out:
+        try:
+            while len(out):
                 done = os.preadv(self._fd, [out], offset)
                 if not done:
-                    raise SourceChanged(
-                        "a file became shorter while it was packed", where=self._tree.shown(self._number)
-                    )
+                    where = self._tree.shown(self._number)
+                    raise SourceChanged("a file became shorter while it was packed", where=where)
                 offset += done
                 out = out[done:]
+        except OSError as error:
+            raise local_failure(error, self._tree.shown(self._number), "a file cannot be read") from error
 
     def ahead(self, offset: int) -> None:
         """Tell the kernel what comes next."""

@@ -61,6 +61,11 @@ class Ledger:
         number = NO_FRAME if frame is None else frame
         return self.small.append(_EXTENT.pack(inode, length, file_offset, number, frame_offset))
 
+    def small_row(self, place: int) -> tuple[int, int, int, int, int]:
+        """A row as inode, length, file offset, frame and offset in it."""
+        inode, length, file_offset, frame, frame_offset = _EXTENT.unpack(self.small.raw(place))
+        return inode, length, file_offset, frame, frame_offset
+
     def new_frame(self, content: bytes, inode: int, group: int, offset: int) -> int:
         """Remember where a new frame's content came from; returns its n."""
         self.recipes.append(_RECIPE.pack(inode, group, offset))

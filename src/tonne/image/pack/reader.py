@@ -14,11 +14,11 @@ from tonne.image.pack.flow import Flow
 from tonne.image.pack.ledger import BASE_BIT, Ledger
 from tonne.image.pack.options import SMALL_BYTES
 from tonne.image.pack.tree import ScannedTree, ScanRow
-from tonne.model import Extent, blake3_of
+from tonne.model import blake3_of
 from tonne.model.frame import FRAME_BYTES
 
-FindSmall = Callable[[bytes, int], list[Extent] | None]
-"""Digest and size of a small file to the extents of an equal one in a base, frames by id; None when there is none."""
+FindSmall = Callable[[bytes, int], tuple[int, int] | None]
+"""Digest and size of a small file to frame (its id) and offset of an equal one in a base; None when there is none."""
 
 
 class Reader:
@@ -53,9 +53,8 @@ class Reader:
 
     def run(self) -> None:
         """All files; then the last group."""
-        for number in self._tree.file_numbers():
+        for number, row in self._tree.all_files():
             self._flow.check()
-            row = self._tree.row(number)
             file = OpenFile(self._tree, number, row)
             try:
                 if row.size == 0:
@@ -91,16 +90,14 @@ class Reader:
 
     def _found(self, number: int, size: int, digest: bytes) -> bool:
         """Whether a base or an earlier file has the same content; then its place is this file's too."""
-        extents = self._find_small(digest, size)
-        if extents is not None:
-            for extent in extents:
-                frame = None if extent.frame is None else extent.frame | BASE_BIT
-                self._ledger.small_extent(number, extent.file_offset, extent.length, frame, extent.frame_offset)
+        stored = self._find_small(digest, size)
+        if stored is not None:
+            self._ledger.small_extent(number, 0, size, stored[0] | BASE_BIT, stored[1])
             return True
         for at in self._seen.find(digest):
-            row = self._ledger.small.read(at, 1)[0]
-            if self._ledger.digest_of(int(row["inode"])) == digest and int(row["length"]) == size:
-                self._ledger.small_extent(number, 0, size, int(row["frame"]), int(row["frame_offset"]))
+            inode, length, _, frame, frame_offset = self._ledger.small_row(at)
+            if length == size and self._ledger.digest_of(inode) == digest:
+                self._ledger.small_extent(number, 0, size, frame, frame_offset)
                 return True
         return False
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tonne.image.pack.failure import blaming
+from tonne.image.pack.failure import blaming, local_failure
 from tonne.wire.record import Records
 
 BUFFER_BYTES = 1 << 20  # written at once; large enough that a row costs no system call
+WINDOW_BYTES = 16 * 1024  # read at once for single records: hardly slower than one, and neighbours are free
 BLOCK_ROWS = 8192  # read at once by those who go through a table
 
 
@@ -34,6 +35,7 @@ class Scratch:
         self._lock = threading.Lock()
         self._buffer = bytearray()
         self._flushed = 0
+        self._window, self._window_at = b"", 0  # what was read last, for the neighbour that is read next
 
     def __len__(self) -> int:
         """Bytes appended so far."""
@@ -54,15 +56,26 @@ class Scratch:
             if offset >= self._flushed and offset + length <= len(self):
                 start = offset - self._flushed
                 return bytes(self._buffer[start : start + length])
+            start = offset - self._window_at
+            if start >= 0 and start + length <= len(self._window):
+                return self._window[start : start + length]
             self._flush()
-            with blaming(self._path, "a scratch file cannot be read"):
-                data = os.pread(self._fd, length, offset)
-                while len(data) < length:
-                    more = os.pread(self._fd, length - len(data), offset + len(data))
-                    if not more:
-                        raise ValueError(f"{self._path.name} ends before {offset + length}")
-                    data += more
-            return data
+            data = self._pread(offset, max(length, min(WINDOW_BYTES, self._flushed - offset)))
+            if len(data) < length:
+                raise ValueError(f"{self._path.name} ends before {offset + length}")
+            if len(data) <= WINDOW_BYTES:
+                self._window, self._window_at = data, offset
+            return data[:length]
+
+    def _pread(self, offset: int, length: int) -> bytes:
+        pieces = []
+        try:
+            while length > 0 and (data := os.pread(self._fd, length, offset)):
+                pieces.append(data)
+                offset, length = offset + len(data), length - len(data)
+        except OSError as error:
+            raise local_failure(error, self._path, "a scratch file cannot be read") from error
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Overwrite bytes; may lie behind the end, and then what is between reads as zeros."""
@@ -82,6 +95,8 @@ class Scratch:
             self._buffer = bytearray()
 
     def _pwrite(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        if offset < self._window_at + len(self._window) and self._window_at < offset + len(data):
+            self._window = b""
         rest = memoryview(data)
         with blaming(self._path, "a scratch file cannot be written"):
             while rest:

@@ -85,11 +85,10 @@ class Pass:
         try:
             lanes = [self._lane(number) for number in range(LANES)]
             decider = Decider(self._ledger, self._bases, lanes, flow, pool, self._level, self._advance)
-            find_small = self._bases.find_small
             reader = Reader(
                 self._tree,
                 self._ledger,
-                lambda digest, size: find_small(digest, size, flow.deadline),
+                self._bases.find_small,
                 flow,
                 pool,
                 decider.take,

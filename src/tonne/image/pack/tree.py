@@ -14,7 +14,7 @@ import numpy as np
 from blake3 import blake3
 
 from tonne.errors import SourceChanged
-from tonne.image.pack.failure import blaming, shown_path
+from tonne.image.pack.failure import blaming, local_failure, shown_path
 from tonne.image.pack.rows import Rows, Scratch
 
 FOLLOWED = 1  # the name is a symbolic link of which the target is packed
@@ -158,8 +158,12 @@ class ScannedTree:
         parent = self.folder_path(row.parent)
         path = parent + b"/" + self.name(row) if parent else self.name(row)
         flags = os.O_RDONLY if row.flags & FOLLOWED else os.O_RDONLY | os.O_NOFOLLOW
-        with blaming(os.path.join(self.source, path), "a file cannot be read"):
+        try:
             fd = self._open(path, flags)
+        except FileNotFoundError:
+            raise SourceChanged("a file went away while it was packed", where=self.shown(number)) from None
+        except OSError as error:
+            raise local_failure(error, self.shown(number), "a file cannot be read") from error
         try:
             self.check(number, row, fd)
         except BaseException:
@@ -194,12 +198,12 @@ class ScannedTree:
         self.rows.put_raw(number - 1, struct.pack("<I", inode), _INODE_OFFSET)
         self.rows.put_raw(number - 1, struct.pack("<I", links), _LINKS_OFFSET)
 
-    def file_numbers(self) -> Iterator[int]:
-        """Every regular file once, by its first name, in order."""
+    def all_files(self) -> Iterator[tuple[int, ScanRow]]:
+        """Every regular file once, by its first name, in order, with its number."""
         for start, block in self.rows.blocks():
             numbers = np.arange(start + 1, start + 1 + len(block), dtype=np.uint32)
             wanted = ((block["mode"] & 0o170000) == stat.S_IFREG) & (block["inode"] == numbers)
-            yield from numbers[wanted].tolist()
+            yield from zip(numbers[wanted].tolist(), map(ScanRow._make, block[wanted].tolist()), strict=True)
 
     def fingerprint(self) -> bytes:
         """BLAKE3 over everything that was found, to know again whether a tree is the same as at an earlier run."""
