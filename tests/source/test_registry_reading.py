@@ -265,13 +265,17 @@ def test_each_fault_is_its_own_error(serve: Serve, answer: Answer, error: type[e
     repository.close()
 
 
+def always(answer: Answer) -> Callable[[Seen], Answer]:
+    return lambda seen: answer
+
+
 def test_a_target_that_fails_is_forgotten(serve: Serve) -> None:
     """The storage behind may have moved; whoever tries again must not be sent to the old place."""
     site = Site(serve, VirtualClock())
     repository = site.open()
     read(repository)
     for answer in (Answer(404), Answer(500), Answer(raw=b"")):
-        proper, site.storage.script = site.storage.script, lambda seen, answer=answer: answer
+        proper, site.storage.script = site.storage.script, always(answer)
         with pytest.raises(errors.TonneError):
             read(repository)
         site.storage.script = proper

@@ -335,3 +335,19 @@ def test_a_proxy_that_refuses_is_named(client: Client, monkeypatch: pytest.Monke
         with pytest.raises(errors.Unreachable, match="proxy") as caught:
             get(client, f"https://{NAMED_HOST}/v2/")
         assert "407" in str(caught.value)
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_on_a_dead_connection_only_what_may_be_repeated_is(
+    serve: Callable[..., ScriptedServer], client: Client, repeatable: bool
+) -> None:
+    """A server that closes a kept connection just as the next request arrives: libcurl sends it again on a new one."""
+    server: ScriptedServer = serve(lambda seen: Answer(200) if len(server.seen) != 2 else Answer(raw=b""))
+    get(client, server.url)
+    request = Request("PUT", server.url, "h/r", (), MemoryBody(DATA, repeatable=repeatable))
+    if repeatable:
+        assert client.exchange(request, Collect("h/r", 1), Deadline.after(10)).status == 200
+    else:
+        with pytest.raises(errors.Unreachable):
+            client.exchange(request, Collect("h/r", 1), Deadline.after(10))
+    assert [seen.body == DATA for seen in server.requests("PUT")] == [True, True][: 2 if repeatable else 1]
