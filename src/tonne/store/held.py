@@ -1,0 +1,438 @@
+"""One blob on the node's disk: the protocol between the threads and processes that read, write, sync and evict it.
+
+Whoever changes anything of a blob holds its lock (flock on the data file, and a lock between the threads of this
+process) and has read the log to its end.  Readers take no lock: they look at what they know of the log, read, and look
+again whether the log has grown or was replaced meanwhile.
+
+The orders that the rest depends on:
+
+    write   lock, data, WRITTEN, unlock
+    sync    fdatasync of the data, lock, read the log (what was dropped meanwhile is left out), DURABLE, unlock
+    evict   lock, DROPPED, fdatasync of the log, fsync of the folder, hole, unlock
+    forget  lock, unlink the log, fsync of the folder, unlink the rest, unlock
+    compact lock, new log, fdatasync, rename, fsync of the folder, unlock
+
+A process that finds its log or its data without a name (link count 0) opens them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tonne.clock import Clock
+from tonne.durable import pwrite_all, sync_folder
+from tonne.errors import Locked
+from tonne.model.frame import STRIPE_BYTES
+from tonne.store.disk import Disk
+from tonne.store.files import STAMP, BlobFiles, close_all, open_files, read_all
+from tonne.store.log import Log
+from tonne.store.ranges import NOTHING, ByteRanges, Offsets
+from tonne.store.records import DROPPED, DURABLE, WRITTEN, Claims, LogKey
+
+LOCK_WAIT_S = 2.0  # holders work for milliseconds; a reader must not wait long for a cache
+_POLL_FIRST_S = 0.0002
+_POLL_MAX_S = 0.01
+STAMP_EVERY_MS = 1000  # how exact the last use is
+
+
+class HeldBlob:
+    """What the store holds of one blob.
+
+    Any thread may call anything but `close`, which is called once, when no other call runs.  `_turn` is held by the
+    thread that holds or takes the blob's flock; `_state` guards the fields below it and is held for moments only, never
+    during a transfer of data; `_sync_turn` keeps syncs apart.  Taken in the order `_sync_turn`, `_turn`, `_state`.
+
+    Raises `OSError` and `Locked`.  After an error nothing is claimed that was not true; what was written and not
+    recorded is lost.  What survives a crash stands in the records.
+    """
+
+    def __init__(self, disk: Disk, folder: str, key: LogKey, clock: Clock) -> None:
+        self.folder = folder
+        self.pins = 0  # the store's
+        self._disk = disk
+        self._key = key
+        self._clock = clock
+        self._sync_turn = threading.Lock()
+        self._turn = threading.Lock()
+        self._state = threading.Lock()
+        self._files: BlobFiles | None = None
+        self._log = Log(disk, -1, key)
+        self._pending = NOTHING  # written and not synced; this process will
+        self._syncing = NOTHING  # being synced
+        self._beyond = NOTHING  # claimed by the log, but behind the end of the data
+        self._fresh = False  # the names of the files may not be on the disk yet
+        self._retired: list[int] = []  # descriptors that others may still be using
+        self._stamped: dict[int, int] = {}
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, out: memoryview) -> bool:
+        """Fill `out`, unverified; False when not all of it is held (`out` may then hold rubbish)."""
+        with self._state:
+            files = self._look(create=False)
+            if files is None or not self._has(offset, out.nbytes):
+                return False
+        if read_all(self._disk, files.data, offset, out) != out.nbytes:
+            raise OSError(None, "the cached file is shorter than its records say", self.folder)
+        # If it was evicted meanwhile, the record went before the bytes did.
+        with self._state:
+            self._refresh()
+            return self._log.claims.held.has(offset, out.nbytes)
+
+    def holds(self, starts: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:
+        """Which of the ranges, arrays (n,), are held."""
+        return self.held().covers(starts, ends)
+
+    def held(self) -> ByteRanges:
+        """All that is held."""
+        with self._state:
+            if self._look(create=False) is None:
+                return NOTHING
+            self._refresh()
+            return self._log.claims.held
+
+    def unsynced_bytes(self) -> int:
+        """How much this process has yet to sync."""
+        with self._state:
+            return self._pending.size_bytes + self._syncing.size_bytes
+
+    # --- changing ---------------------------------------------------------------------------------------------------
+
+    def write(self, offset: int, data: memoryview) -> int:
+        """Keep verified bytes.  How many were written: 0 when they are held already."""
+        with self._alone(create=True) as files:
+            assert files is not None
+            if self._log.claims.held.has(offset, data.nbytes):
+                return 0
+            self.touch(offset, data.nbytes)
+            if len(self._beyond):
+                # The file is about to grow: what lies behind its end would become zeros that are claimed.
+                self._append(DROPPED, self._beyond)
+                self._beyond = NOTHING
+            pwrite_all(self._disk, files.data, data, offset)
+            written = ByteRanges.one(offset, data.nbytes)
+            self._append(WRITTEN, written)
+            with self._state:
+                self._pending |= written
+        return data.nbytes
+
+    def drop(self, offset: int, length: int) -> None:
+        """Claim a range no more.  Where the record cannot be written, this process alone forgets it."""
+        gone = ByteRanges.one(offset, length)
+        try:
+            with self._alone(create=False) as files:
+                if files is not None and files.writable and len(self._log.claims.held & gone):
+                    self._append(DROPPED, gone)
+        finally:
+            with self._state:
+                self._take_away(gone)
+
+    def sync(self) -> None:
+        """Bring what was written to the disk, and then say so.
+
+        When the disk fails, what was to be synced is claimed no more: Linux marks such pages clean, and may lose them.
+        """
+        with self._sync_turn:
+            with self._state:
+                files = self._files
+                if files is None or not len(self._pending):
+                    return
+                self._syncing, self._pending = self._pending, NOTHING
+                syncing = self._syncing
+            try:
+                try:
+                    if self._fresh:
+                        sync_folder(self._disk, self.folder)
+                        sync_folder(self._disk, os.path.dirname(self.folder))
+                        self._fresh = False
+                    self._disk.fdatasync(files.data)
+                except OSError:
+                    with self._state:
+                        self._syncing = NOTHING
+                    self._give_up(syncing)
+                    raise
+                records = self._record_synced()
+            finally:
+                with self._state:
+                    self._pending |= self._syncing & self._log.claims.held
+                    self._syncing = NOTHING
+            if records is not None:
+                self._disk.fdatasync(records)
+
+    def punch(self, ranges: ByteRanges) -> tuple[int, int]:
+        """Take bytes away.  (bytes freed, bytes that the data still takes on the disk)."""
+        with self._alone(create=False) as files:
+            if files is None:
+                return 0, 0
+            before = self._blocks_bytes(files)
+            self._append(DROPPED, ranges)
+            self._disk.fdatasync(self._log.descriptor)
+            sync_folder(self._disk, self.folder)
+            for start, end in ranges:
+                self._disk.punch(files.data, start, end - start)
+                self._clear_stamps(files, start, end)
+            after = self._blocks_bytes(files)
+        return max(0, before - after), after
+
+    def forget(self) -> int:
+        """Remove everything; needs no room on the disk.  How many bytes that freed."""
+        with self._alone(create=False) as files:
+            if files is None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._remove_files()
+                return 0
+            freed = self._blocks_bytes(files)
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(self._path("records"))
+            # Else an old log could come back after a crash, and another blob's file of that name with it.
+            sync_folder(self._disk, self.folder)
+            self._remove_files()
+            with self._state:
+                self._reset()
+            return freed
+
+    def compact(self) -> bool:
+        """Write the log anew when most of it says nothing any more; whether it was."""
+        with self._state:
+            if not self._log.is_wordy():
+                return False
+        with self._alone(create=False) as files:
+            if files is None or not files.writable or not self._log.is_wordy():
+                return False
+            new = self._log.rewrite(self._path("records"))
+            with self._state:
+                self._retired.append(files.records)
+                files.records, self._log = new.descriptor, new
+            # Else the old log could come back after a crash, without what is dropped from now on.
+            sync_folder(self._disk, self.folder)
+        return True
+
+    def verify(self, frames: Iterable[tuple[int, int]], is_right: Callable[[int, memoryview], bool]) -> ByteRanges:
+        """Read ranges (offset, length) whatever the records say, and make the records say what is right.
+
+        The blob is locked meanwhile, so a call should be about a stripe's worth.  `is_right` gets the place in the
+        list.  Returns the ranges that are right.
+        """
+        right, wrong = NOTHING, NOTHING
+        try:
+            self._disk.stat(self._path("data"))
+        except FileNotFoundError:
+            return NOTHING
+        with self._alone(create=True) as files:
+            assert files is not None
+            for number, (offset, length) in enumerate(frames):
+                out = memoryview(bytearray(length))
+                one = ByteRanges.one(offset, length)
+                if read_all(self._disk, files.data, offset, out) == length and is_right(number, out):
+                    right |= one
+                else:
+                    wrong |= one
+            wrong = wrong - right
+            if len(wrong & self._log.claims.held):
+                self._append(DROPPED, wrong)
+            new = right - self._log.claims.held
+            if len(new):
+                self._append(WRITTEN, new)
+            with self._state:
+                self._pending |= new
+        return right
+
+    def touch(self, offset: int, length: int) -> None:
+        """Note that the stripes of a range are in use.  Failures are ignored: eviction then chooses less well."""
+        files = self._files
+        if files is None or files.used < 0:
+            return
+        now_ms = int(self._clock.wall_s() * 1000)
+        for stripe in range(offset // STRIPE_BYTES, (offset + max(length, 1) - 1) // STRIPE_BYTES + 1):
+            if abs(now_ms - self._stamped.get(stripe, 0)) >= STAMP_EVERY_MS:
+                self._stamped[stripe] = now_ms
+                with contextlib.suppress(OSError):
+                    self._disk.pwrite(files.used, STAMP.pack(now_ms), stripe * STAMP.size)
+
+    def close_retired(self) -> None:
+        """Close what was replaced; called when no other call runs."""
+        if self._retired:
+            close_all(self._disk, self._retired)
+            self._retired = []
+
+    def close(self) -> None:
+        """Close the files.  Nothing is synced here."""
+        with self._state:
+            self._reset()
+            self.close_retired()
+
+    # --- under `_state` ---------------------------------------------------------------------------------------------
+
+    def _look(self, create: bool) -> BlobFiles | None:
+        """The open files; when they are opened by this call, the log has been read."""
+        if self._files is None:
+            self._files = open_files(self._disk, self.folder, create)
+            if self._files is not None:
+                try:
+                    self._load(self._files)
+                except BaseException:
+                    self._reset()
+                    raise
+        return self._files
+
+    def _load(self, files: BlobFiles) -> None:
+        self._log = Log(self._disk, files.records, self._key)
+        self._log.read_on()
+        self._fresh = self._log.is_empty
+        claims = self._log.claims
+        self._log.claims = claims.within(self._disk.stat_open(files.data).st_size)
+        self._beyond = claims.held - self._log.claims.held
+        if files.writable:
+            # Left by a process that was killed, or in the care of one that lives: syncing twice does no harm.
+            self._pending |= self._log.claims.held - self._log.claims.durable
+
+    def _has(self, offset: int, length: int) -> bool:
+        if self._log.claims.held.has(offset, length):
+            return True
+        self._refresh()
+        return self._log.claims.held.has(offset, length)
+
+    def _refresh(self) -> None:
+        """Read what others appended to the log, or the log that replaced it."""
+        files = self._files
+        if files is None:
+            return
+        dropped = self._log.read_on()
+        if dropped is None:
+            self._reopen_log(files)
+        elif len(dropped):
+            self._pending -= dropped
+            self._syncing -= dropped
+
+    def _reopen_log(self, files: BlobFiles) -> None:
+        # What a new log does not show is whether a range was dropped and came back: then our sync was of other bytes.
+        unsynced = self._pending | self._syncing
+        self._pending = self._syncing = NOTHING
+        self._log = Log(self._disk, files.records, self._key)
+        if self._disk.stat_open(files.data).st_nlink == 0:
+            self._reset()
+            return
+        flags = os.O_RDWR if files.writable else os.O_RDONLY
+        try:
+            records = self._disk.open(self._path("records"), flags | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return  # being forgotten; whoever writes next opens all of it anew
+        self._retired.append(files.records)
+        files.records = records
+        self._load(files)
+        self._pending |= unsynced & self._log.claims.held
+
+    def _take_away(self, gone: ByteRanges) -> None:
+        """Forget in memory alone."""
+        claims = self._log.claims
+        self._log.claims = Claims(claims.held - gone, claims.durable - gone)
+        self._pending -= gone
+        self._syncing -= gone
+
+    def _reset(self) -> None:
+        if self._files is not None:
+            self._retired += [self._files.data, self._files.records, self._files.used]
+        self._files = None
+        self._log = Log(self._disk, -1, self._key)
+        self._pending = self._syncing = self._beyond = NOTHING
+        self._stamped = {}
+
+    # --- under the blob's lock --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self, create: bool) -> Iterator[BlobFiles | None]:
+        """Holds the blob's lock, with the log read to its end; None when there is no such blob and none is made."""
+        give_up_s = self._clock.now_s() + LOCK_WAIT_S
+        if not self._turn.acquire(timeout=LOCK_WAIT_S):
+            raise Locked("a cached blob is locked", where=self.folder)
+        try:
+            while True:
+                with self._state:
+                    files = self._look(create)
+                if files is None:
+                    yield None
+                    return
+                self._take_lock(files.data, give_up_s)
+                try:
+                    if self._is_current(files):
+                        yield files
+                        return
+                finally:
+                    self._disk.unlock(files.data)
+                with self._state:
+                    self._reset()
+        finally:
+            self._turn.release()
+
+    def _take_lock(self, descriptor: int, give_up_s: float) -> None:
+        pause_s = _POLL_FIRST_S
+        while not self._disk.lock(descriptor):
+            if self._clock.now_s() >= give_up_s:
+                raise Locked("a cached blob is locked by another process", where=self.folder)
+            self._clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_MAX_S)
+
+    def _is_current(self, files: BlobFiles) -> bool:
+        """Whether the open files still have their names; the log is read to its end."""
+        if self._disk.stat_open(files.data).st_nlink == 0:
+            return False
+        with self._state:
+            self._refresh()
+        return self._disk.stat_open(files.records).st_nlink > 0
+
+    def _append(self, kind: int, ranges: ByteRanges) -> None:
+        with self._state:
+            self._log.append(kind, ranges)
+            if kind == DROPPED:
+                self._pending -= ranges
+                self._syncing -= ranges
+
+    def _record_synced(self) -> int | None:
+        """Record what was synced and is still claimed; the log's descriptor, None when there was nothing."""
+        with self._alone(create=False) as files:
+            with self._state:
+                synced, self._syncing = self._syncing, NOTHING
+            if files is None or not len(synced):
+                return None
+            try:
+                self._append(DURABLE, synced)
+            except OSError:
+                with self._state:
+                    self._syncing = synced
+                raise
+            return files.records
+
+    def _give_up(self, ranges: ByteRanges) -> None:
+        """Claim ranges no more after a failure; that the record cannot be written either is not worth an error."""
+        with contextlib.suppress(OSError, Locked), self._alone(create=False) as files:
+            if files is not None:
+                self._append(DROPPED, ranges)
+        with self._state:
+            self._take_away(ranges)
+
+    def _remove_files(self) -> None:
+        for name in ("records", "records.new", "used", "data"):
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(self._path(name))
+        # Another process may have begun the blob anew.
+        with contextlib.suppress(OSError):
+            self._disk.rmdir(self.folder)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+    def _blocks_bytes(self, files: BlobFiles) -> int:
+        return self._disk.stat_open(files.data).st_blocks * 512
+
+    def _clear_stamps(self, files: BlobFiles, start: int, end: int) -> None:
+        first, last = start // STRIPE_BYTES, -(-end // STRIPE_BYTES)
+        for stripe in range(first, last):
+            self._stamped.pop(stripe, None)
+        with contextlib.suppress(OSError):
+            pwrite_all(self._disk, files.used, bytes((last - first) * STAMP.size), first * STAMP.size)

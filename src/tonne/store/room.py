@@ -1,0 +1,80 @@
+"""Whether there is room for more within the limit: arithmetic alone, the store does what it says."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from tonne.model.frame import STRIPE_BYTES
+
+_HEADROOM_PART = 16  # of the limit: eviction begins when less is free, and frees twice as much
+_MEASURE_PART = 64  # of the limit: after so much was written the disk is asked, since other processes write too
+_MAKE_ROOM_PART = 16  # of the store: evicted when the disk is full
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to keep some bytes, and whether to measure and evict soon."""
+
+    is_allowed: bool
+    wants_tidying: bool
+
+
+class Room:
+    """Counts what this process writes between two measurements of the disk.
+
+    Any thread may call; `_lock` guards all fields.  The limit is kept roughly: each process may overshoot it by what it
+    writes between two measurements.  All sizes in bytes.
+    """
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._measured_bytes: int | None = None
+        self._written_bytes = 0
+        self._is_disk_full = False
+
+    def wants_measuring(self) -> bool:
+        """Whether nothing can be said before the disk was measured once."""
+        return self._limit_bytes is not None and self._measured_bytes is None
+
+    def take(self, size_bytes: int) -> Verdict:
+        """Ask for room; it counts as taken when allowed."""
+        limit = self._limit_bytes
+        if limit is None:
+            return Verdict(True, False)
+        with self._lock:
+            before = self._written_bytes
+            used = (self._measured_bytes or 0) + before + size_bytes
+            if used > limit:
+                return Verdict(False, True)
+            self._written_bytes += size_bytes
+            step = max(1, limit // _MEASURE_PART)
+            is_due = before // step != self._written_bytes // step
+            return Verdict(True, is_due or used > limit - limit // _HEADROOM_PART)
+
+    def written(self) -> int:
+        """What to hand to `measured`, asked before the measurement begins."""
+        return self._written_bytes
+
+    def measured(self, used_bytes: int, written_before: int) -> None:
+        """So much is used, with all that was written before."""
+        with self._lock:
+            self._measured_bytes = used_bytes
+            self._written_bytes -= written_before
+
+    def disk_is_full(self) -> None:
+        self._is_disk_full = True
+
+    def target(self, used_bytes: int) -> int | None:
+        """What to evict down to, when so much is used; None: nothing is to be evicted."""
+        with self._lock:
+            was_full, self._is_disk_full = self._is_disk_full, False
+        target: int | None = None
+        if was_full:
+            target = max(0, used_bytes - max(used_bytes // _MAKE_ROOM_PART, STRIPE_BYTES))
+        limit = self._limit_bytes
+        if limit is not None and used_bytes > limit - limit // _HEADROOM_PART:
+            within = limit - 2 * (limit // _HEADROOM_PART)
+            target = within if target is None else min(target, within)
+        return target
