@@ -18,9 +18,11 @@ CONTENT is ``-`` (empty) or pieces joined by ``+``: ``text:...``, ``seed:N:BYTES
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -380,3 +382,23 @@ def _assemble(
     document = Document(data, MANIFEST_TYPE, Digest.of(data))
     paths = [node.path for node in order]
     return Made(document, blobs, entries, paths, contents, frames, extents, manifest, root, pages, pack_data)
+
+
+def write_layout(folder: Path, images: dict[str, Made]) -> None:
+    """Write images as an OCI layout, by tag."""
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    manifests = []
+    for tag, made in images.items():
+        for digest, data in {**made.blobs, made.document.digest: made.document.data}.items():
+            (blobs / digest.hex).write_bytes(data)
+        manifests.append(
+            {
+                "mediaType": made.document.media_type,
+                "digest": str(made.document.digest),
+                "size": len(made.document.data),
+                "annotations": {"org.opencontainers.image.ref.name": tag},
+            }
+        )
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": manifests}))

@@ -34,6 +34,10 @@ _VERBS = {
 }
 
 
+class _ReaderGone(Exception):
+    """Standard output was closed at the other end."""
+
+
 class _Verbs(click.Group):
     """Imports a verb only when it is used, so that `tonne --help` is quick and a missing extra breaks one verb."""
 
@@ -45,6 +49,15 @@ class _Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"tonne.cli.{cmd_name}").command
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """The verb; click would end the process itself, with status 1, when whoever read our output has gone."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            raise _ReaderGone from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -63,7 +76,7 @@ class _Verbs(click.Group):
 @click.option("--attempts", type=click.IntRange(min=1), help="How often a request is tried.")
 @click.version_option(package_name="tonne", prog_name="tonne")
 @click.pass_context
-def cli(ctx: click.Context, **options: Any) -> None:
+def cli(ctx: click.Context, /, **options: Any) -> None:
     """Put AI models in front of inference processes: pack, mount, pull, verify.
 
     REF is HOST/REPOSITORY:TAG, HOST/REPOSITORY@DIGEST, or oci:FOLDER:TAG for an OCI layout folder.
@@ -106,7 +119,7 @@ def run(arguments: Sequence[str], session: Session) -> int:
         else:
             error.show()
         return error.exit_code
-    except BrokenPipeError:
+    except (_ReaderGone, BrokenPipeError):
         # Whoever read our output has gone, as `head` does; that is no error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -122,7 +135,8 @@ def run(arguments: Sequence[str], session: Session) -> int:
 
 def _global_first(arguments: Sequence[str]) -> list[str]:
     """Let the options that every verb has stand behind the verb too."""
-    front, rest = [], []
+    front: list[str] = []
+    rest: list[str] = []
     for argument in arguments:
         (
             front
