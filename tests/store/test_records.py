@@ -56,6 +56,12 @@ def test_a_log_says_what_the_model_says(items: list[tuple[int, bool, int, int]],
     first = Claims().after(data[:cut], KEY, 0)
     place = min(cut, len(data)) // RECORD_BYTES
     assert first.after(data[place * RECORD_BYTES :], KEY, place) == whole
+    # Believed as they are appended.
+    appended = Claims()
+    for kind, ours, offset, length in items:
+        if ours or kind != WRITTEN:
+            appended = appended.with_records(kind, ByteRanges.one(offset, length))
+    assert appended == whole
     # The shortest log says the same.
     again = Claims().after(whole.log(KEY), KEY, 0)
     assert (again.held, again.durable) == (whole.held, whole.durable)

@@ -117,6 +117,13 @@ class Claims:
                 durable |= ByteRanges(starts[run][synced], ends[run][synced])
         return Claims(held, durable, dropped)
 
+    def with_records(self, kind: int, ranges: ByteRanges) -> Claims:
+        """With records of one kind, of this boot, for each range: what `after` would make of their bytes."""
+        if kind == DROPPED:
+            return Claims(self.held - ranges, self.durable - ranges, self.dropped | ranges)
+        durable = self.durable | ranges if kind == DURABLE else self.durable
+        return Claims(self.held | ranges, durable, self.dropped)
+
     def nothing_dropped(self) -> Claims:
         """The same, with `dropped` empty."""
         return Claims(self.held, self.durable) if len(self.dropped) else self
