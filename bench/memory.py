@@ -47,4 +47,5 @@ def memory_section(source: Path, registry: DebianRegistry, work: Path) -> str:
     tonne_json(work / "cache", "umount", point)
     lines = "\n".join(f"| {name} | {value:.0f} MiB |" for name, value in rows)
     head = "| command | peak |\n|---|---|"
-    return f"## Memory\n\nPeak resident memory of each command on {size / 1024**3:.1f} GiB. Limit: 512 MiB.\n\n{head}\n{lines}\n"
+    note = f"Peak resident memory of each command on {size / 1024**3:.1f} GiB. Limit: 512 MiB."
+    return f"## Memory\n\n{note}\n\n{head}\n{lines}\n"

@@ -59,8 +59,9 @@ def pull_contest(source: Path, registry: DebianRegistry, work: Path, runs: int) 
     size = sum(path.stat().st_size for path in source.iterdir())
     contest = Contest(
         title="Pull to disk from docker-registry",
-        note=f"{size / 1024**3:.1f} GiB of content that is stored raw, in the registry's page cache; every byte ends on "
-        "disk, synced. curl checks nothing; skopeo and oras check SHA-256; tonne checks BLAKE3 of each frame and writes files.",
+        note=f"{size / 1024**3:.1f} GiB of content that is stored raw, in the registry's page cache; every byte ends "
+        "on disk, synced. curl checks nothing; skopeo and oras check SHA-256; tonne checks the BLAKE3 of each frame, "
+        "and writes files.",
         size_bytes=size,
         ways=ways,
         prepare=prepare,

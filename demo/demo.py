@@ -75,12 +75,12 @@ class Demo:
         if new_version is not None:
             self.say(f"{name}: packing v2, one shard changed")
             second = tonne.json("pack", new_version, f"{registry.address}/demo/{name}:v2", "--base", reference)
-            new = f"{amount(second['new_stored_bytes'])} of {amount(second['content_bytes'])}"
+            new = f"{amount(second['new']['storedBytes'])} of {amount(second['contentBytes'])}"
         self.rows.append(
             (
                 name,
-                amount(packed["content_bytes"]),
-                amount(packed["stored_bytes"]),
+                amount(packed["contentBytes"]),
+                amount(packed["storedBytes"]),
                 f"{mount_s * 1000:.0f} ms",
                 amount(fetched),
                 f"{tensor_s * 1000:.0f} ms",

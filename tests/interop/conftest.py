@@ -62,7 +62,7 @@ def distribution(docker_registry: Callable[..., DebianRegistry], tool: Callable[
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts a server given its arguments, with ``{address}``, ``{host}`` and ``{port}`` filled in; gives the address."""
+    """Starts a server by its arguments, ``{address}``, ``{host}`` and ``{port}`` filled in; gives the address."""
     with ExitStack() as running:
 
         def start(*arguments: str, **options: Any) -> str:

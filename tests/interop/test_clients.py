@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ import pytest
 from tests.interop.conftest import run
 from tests.system.command import Tonne
 from tests.system.trees import differences, facts_of
-from tonne.testing.processes import DebianRegistry
+from tonne.testing.processes import DebianRegistry, stop
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -84,7 +87,7 @@ def test_copies_between_registries_and_a_layout(
         f"{debian.address}/back/again:v1",
     ]
     digest = tonne.json("pack", model, places[0])["digest"]
-    for number, (source, target) in enumerate(zip(places, places[1:], strict=False)):
+    for number, (source, target) in enumerate(pairwise(places)):
         copy(source, target)
         # A cache of its own, so that every byte of the copy is read from the copy.
         where = target if client != "crane" or not target.startswith("oci:") else f"{target[:-3]}@{digest}"
@@ -142,14 +145,12 @@ class Containerd:
         self._socket = folder / "containerd.sock"
 
     def __enter__(self) -> Containerd:
-        import subprocess
-        import time
-
         self._folder.mkdir()
         config = self._folder / "config.toml"
         config.write_text(
             f"version = 3\nroot = '{self._folder / 'root'}'\nstate = '{self._folder / 'state'}'\n"
-            "disabled_plugins = ['io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime', 'io.containerd.grpc.v1.cri']\n"
+            "disabled_plugins = ['io.containerd.cri.v1.images', 'io.containerd.cri.v1.runtime', "
+            "'io.containerd.grpc.v1.cri']\n"
             f"[grpc]\naddress = '{self._socket}'\n[ttrpc]\naddress = '{self._folder / 'ttrpc.sock'}'\n"
         )
         self._log = (self._folder / "log").open("wb")
@@ -165,8 +166,6 @@ class Containerd:
         raise RuntimeError((self._folder / "log").read_text()[-2000:])
 
     def __exit__(self, *_: object) -> None:
-        from tonne.testing.processes import stop
-
         stop(self._process)
         self._log.close()
 

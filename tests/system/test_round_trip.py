@@ -42,7 +42,7 @@ def test_a_hard_tree_comes_back_equal(
         assert mounted["digest"] == packed["digest"]
         assert differences(expected, facts_of(tmp_path / "again")) == []
     again = tonne.json("pack", source, f"{registry.address}/hard/tree:v2", "--links", "keep", "--base", reference)
-    assert again["new_stored_bytes"] == 0
+    assert again["new"]["storedBytes"] == 0
 
 
 @pytest.mark.usefixtures("needs_fuse")
@@ -55,7 +55,7 @@ def test_holes_take_no_room_after_a_pull(tmp_path: Path) -> None:
     tonne = Tonne(tmp_path / "cache")
     reference = f"oci:{tmp_path / 'layout'}:v1"
     packed = tonne.json("pack", source, reference)
-    assert packed["stored_bytes"] < MIB
+    assert packed["storedBytes"] < MIB
     tonne.run("pull", reference, tmp_path / "pulled")
     stat = (tmp_path / "pulled" / "sparse").stat()
     assert stat.st_size == 512 * MIB
