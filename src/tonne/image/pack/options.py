@@ -48,7 +48,7 @@ class PackOptions:
     mtime_s: int = 0
     annotations: Mapping[str, str] = field(default_factory=dict)
     pack_bytes: int | None = None
-    level: int = 3
+    level: int = 1
 
     def shaping(self, pack_bytes: int) -> dict[str, Any]:
         """The options that shape the result, as the config lists them; annotations stand in the manifest itself."""
