@@ -11,7 +11,6 @@ The index is exact: pages of extents, frames and contents are computed again whe
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from blake3 import blake3
 
 from tonne.model import Blob, Digest, Entry, Kind, blake3_of
 from tonne.model.frame import FRAME_BYTES
-from tonne.testing.content import content, fill
+from tonne.testing.computed_files import FOLDER_FILES, PERIOD, TAIL_BYTES, TAIL_STEP_BYTES, ComputedFiles
 from tonne.wire.oci import (
     CONFIG_TYPE,
     MANIFEST_TYPE,
@@ -40,12 +39,11 @@ from tonne.wire.pagelist import PageAddress
 from tonne.wire.record import CONTENT, EXTENT, FRAME, NO_FRAME, Records
 from tonne.wire.root import RECORD_OF, IndexBuilder, Pack, Part, Totals
 
-PERIOD = 31  # frames; prime, so that it shares no factor with pages, lanes or stripes; 124 MiB when all are in memory
-TAIL_BYTES = 40_000  # and some more by the file's number, so that no two files are equally long
-PACKS_AIM = 1_200  # the pack size is doubled while there would be more
+PACKS_AIM = 1_200  # the pack size is doubled while there would be more, up to a limit
 PACK_BYTES = 4 * 1024**3
+PACK_BYTES_MAX = 8 * 1024**3  # a longer body takes more than ten seconds to hash; 50 TB are 6,000 of these
+_HASH_THREADS = 2
 _MTIME_NS = 1_700_000_000_000_000_000
-_FOLDER_FILES = 100
 
 Chunks = Iterator[memoryview]
 
@@ -57,82 +55,49 @@ class ComputedBlob:
     size_bytes: int
     read: Callable[[int, int], Chunks]
 
+    def pieces(self, offset: int, length: int) -> Chunks:
+        """As `tonne.testing.registry_body.Content` has it."""
+        return self.read(offset, min(length, self.size_bytes - offset))
 
-class ComputedImage:
-    """An image of `files` files, together at least `size_bytes` large. Immutable once built; any thread may read.
+
+class ComputedImage(ComputedFiles):
+    """The image of computed files. Immutable once built; any thread may read.
 
     `blobs` has every blob by digest, `manifest` the manifest's bytes, `digest` its digest.
     """
 
-    def __init__(self, size_bytes: int, files: int, seed: int = 1, pack_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        size_bytes: int,
+        files: int,
+        seed: int = 1,
+        pack_bytes: int | None = None,
+        frame_bytes: int = FRAME_BYTES,
+    ) -> None:
         """Takes about a second for each 5 GB of a file and each GB of a pack."""
-        if files < 1 or size_bytes < files * 2 * TAIL_BYTES:
-            raise ValueError("each file needs a frame and a tail")
-        self.files = files
-        self._seed = seed
-        self.frames_each = max(1, size_bytes // files // FRAME_BYTES)
-        self._lock = threading.Lock()
-        self._blocks: dict[int, memoryview] = {}
+        super().__init__(size_bytes, files, seed, frame_bytes)
         wanted = pack_bytes or _pack_bytes(size_bytes)
-        even = -(-self.frames_each // -(-self.frames_each * FRAME_BYTES // wanted))
-        # A pack holds whole periods, so that frame m of a file lies at a place of the same phase in its pack.
-        self.frames_in_pack = -(-even // PERIOD) * PERIOD
+        even = -(-self.frames_each // -(-self.frames_each * frame_bytes // wanted))
+        # Where a file goes on in a second pack, packs hold whole periods, so that its frames stay in phase.
+        self.frames_in_pack = even if even == self.frames_each else -(-even // PERIOD) * PERIOD
         self.packs_each = -(-self.frames_each // self.frames_in_pack)
         self.body_packs = files * self.packs_each
         self.blobs: dict[Digest, ComputedBlob] = {}
         self._block_digests = [blake3_of(self._block(phase)) for phase in range(PERIOD)]
         self._build()
 
-    # --- content ---
-
-    def tail_bytes(self, file: int) -> int:
-        return TAIL_BYTES + file * 7
-
-    def file_bytes(self, file: int) -> int:
-        return self.frames_each * FRAME_BYTES + self.tail_bytes(file)
-
-    def path(self, file: int) -> str:
-        """Where file number `file` stands in the image."""
-        return f"part-{file // _FOLDER_FILES:03}/model-{file:05}.safetensors"
-
-    def expected(self, file: int, offset: int, length: int) -> bytes:
-        """The right bytes of a file; short at its end, as a read is."""
-        found = bytearray()
-        end = min(offset + length, self.file_bytes(file))
-        common = self.frames_each * FRAME_BYTES
-        while offset < end:
-            if offset < common:
-                phase, inside = offset // FRAME_BYTES % PERIOD, offset % FRAME_BYTES
-                piece = self._block(phase)[inside : min(FRAME_BYTES, inside + end - offset)]
-                piece = piece[: common - offset]
-                found += piece
-                offset += len(piece)
-            else:
-                found += content(self._seed + 1 + file, offset - common, end - offset)
-                offset = end
-        return bytes(found)
-
-    def _block(self, phase: int) -> memoryview:
-        with self._lock:
-            kept = self._blocks.get(phase)
-            if kept is None:
-                data = bytearray(FRAME_BYTES)
-                fill(self._seed, phase * FRAME_BYTES, data)
-                kept = self._blocks[phase] = memoryview(data).toreadonly()
-            return kept
-
     # --- packs ---
 
     @property
     def body_bytes(self) -> int:
-        return self.frames_in_pack * FRAME_BYTES
+        return self.frames_in_pack * self.frame_bytes
 
     @cached_property
     def _body_frames(self) -> Records:
         """The frames of any body pack, with pack 0."""
         table = np.zeros(self.frames_in_pack, FRAME)
-        table["offset"] = np.arange(self.frames_in_pack, dtype=np.uint64) * FRAME_BYTES
-        table["stored_bytes"] = table["raw_bytes"] = FRAME_BYTES
+        table["offset"] = np.arange(self.frames_in_pack, dtype=np.uint64) * self.frame_bytes
+        table["stored_bytes"] = table["raw_bytes"] = self.frame_bytes
         table["base"] = NO_FRAME
         table["digest"] = self._phases(np.arange(self.frames_in_pack))
         return table
@@ -150,16 +115,13 @@ class ComputedImage:
     @cached_property
     def _tail_frames(self) -> Records:
         table = np.zeros(self.files, FRAME)
-        lengths = TAIL_BYTES + np.arange(self.files, dtype=np.uint64) * 7
+        lengths = TAIL_BYTES + np.arange(self.files, dtype=np.uint64) * TAIL_STEP_BYTES
         table["offset"] = np.concatenate([np.zeros(1, np.uint64), np.cumsum(lengths)[:-1]])
         table["stored_bytes"] = table["raw_bytes"] = lengths
         table["base"] = NO_FRAME
         for file in range(self.files):
             table["digest"][file] = np.void(blake3_of(self._tail(file)))
         return table
-
-    def _tail(self, file: int) -> bytearray:
-        return content(self._seed + 1 + file, 0, self.tail_bytes(file))
 
     def _body_footer(self, pack: int) -> bytes:
         return encode_footer(self._body_frames, self._body_contents, self.body_bytes, _salt(pack))
@@ -177,8 +139,8 @@ class ComputedImage:
         def read(offset: int, length: int) -> Chunks:
             end = offset + length
             while offset < min(end, self.body_bytes):
-                inside = offset % FRAME_BYTES
-                piece = self._block(offset // FRAME_BYTES % PERIOD)[inside : inside + end - offset]
+                inside = offset % self.frame_bytes
+                piece = self._block(offset // self.frame_bytes % PERIOD)[inside : inside + end - offset]
                 yield piece
                 offset += len(piece)
             if offset < end:
@@ -210,7 +172,7 @@ class ComputedImage:
             state.update(footer)
             used = last_used if number % self.packs_each == self.packs_each - 1 else self.frames_in_pack
             size = self.body_bytes + len(footer)
-            packs.append(self._pack(state.hexdigest(), size, number, self.frames_in_pack, used * FRAME_BYTES))
+            packs.append(self._pack(state.hexdigest(), size, number, self.frames_in_pack, used * self.frame_bytes))
             self.blobs[packs[-1].digest] = ComputedBlob(size, self._read_body_pack(number))
         tails = hashlib.sha256()
         for file in range(self.files):
@@ -252,8 +214,8 @@ class ComputedImage:
         tail = number == self.frames_each
         table = np.zeros(len(places), EXTENT)
         table["inode"] = self._first_file_number + file
-        table["file_offset"] = number * FRAME_BYTES
-        table["length"] = np.where(tail, TAIL_BYTES + file * 7, FRAME_BYTES)
+        table["file_offset"] = number * self.frame_bytes
+        table["length"] = np.where(tail, TAIL_BYTES + file * TAIL_STEP_BYTES, self.frame_bytes)
         pack = file * self.packs_each + number // self.frames_in_pack
         body = pack * self.frames_in_pack + number % self.frames_in_pack
         table["frame"] = np.where(tail, self.body_packs * self.frames_in_pack + file, body)
@@ -261,7 +223,7 @@ class ComputedImage:
 
     @property
     def _folders(self) -> int:
-        return -(-self.files // _FOLDER_FILES)
+        return -(-self.files // FOLDER_FILES)
 
     @property
     def _first_file_number(self) -> int:
@@ -284,8 +246,8 @@ class ComputedImage:
             **plain,
         )
         for folder in range(folders):
-            count = min(_FOLDER_FILES, self.files - folder * _FOLDER_FILES)
-            child = first + folder * _FOLDER_FILES
+            count = min(FOLDER_FILES, self.files - folder * FOLDER_FILES)
+            child = first + folder * FOLDER_FILES
             name = b"part-%03d" % folder
             yield Entry(
                 2 + folder,
@@ -307,7 +269,7 @@ class ComputedImage:
             name = self.path(file).rpartition("/")[2].encode()
             yield Entry(
                 first + file,
-                2 + file // _FOLDER_FILES,
+                2 + file // FOLDER_FILES,
                 first + file,
                 name,
                 Kind.FILE,
@@ -318,7 +280,7 @@ class ComputedImage:
             )
 
     def _hash_common(self) -> blake3:
-        common = blake3()
+        common = blake3(max_threads=_HASH_THREADS)
         for frame in range(self.frames_each):
             common.update(self._block(frame % PERIOD))
         return common
@@ -398,7 +360,7 @@ class ComputedImage:
 
 def _pack_bytes(size_bytes: int) -> int:
     pack_bytes = PACK_BYTES
-    while size_bytes / pack_bytes > PACKS_AIM:
+    while size_bytes / pack_bytes > PACKS_AIM and pack_bytes < PACK_BYTES_MAX:
         pack_bytes *= 2
     return pack_bytes
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tonne.clock import SYSTEM_CLOCK, Clock
+from tonne.testing.computed import ComputedImage
 from tonne.testing.faults import Fault, Faults
 from tonne.testing.registry_access import Access, Auth
 from tonne.testing.registry_actions import Exchange
@@ -185,6 +186,13 @@ class FaultRegistry:
     def add_computed(self, repository: str, digest: str, content: Content) -> None:
         """Store a blob of which the bytes are computed when they are asked for; its digest is believed."""
         self.contents.add_blob(repository, digest, content)
+
+    def add_image(self, repository: str, tag: str, image: ComputedImage) -> str:
+        """Store a computed image; its reference."""
+        for digest, blob in image.blobs.items():
+            self.contents.add_blob(repository, str(digest), blob)
+        self.add_manifest(repository, tag, image.manifest, image.media_type)
+        return f"{self.address}/{repository}:{tag}"
 
     def add_manifest(self, repository: str, tag: str, data: bytes, media_type: str) -> str:
         """Store a manifest without looking at what it lists; its digest."""

@@ -1,0 +1,3 @@
+from tonne.testing.serve import main
+
+raise SystemExit(main())
