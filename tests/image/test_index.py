@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, CorruptIndex, MissingPath, Unreachable
 from tonne.image.fetch import Fetcher
-from tonne.image.index import Index
+from tonne.image.index import MEMORY_ONLY, Index, NotInMemory
 from tonne.model import Codec, Digest, Entry, Extent, Frame, Kind, blake3_of
 from tonne.source.memory import MemoryRepository
 from tonne.wire.page import extent_pages, extent_record, fixed_pages, frame_table, tree_pages
@@ -319,3 +319,28 @@ def test_a_folder_that_claims_anothers_entries_is_refused() -> None:
     lying = stored(entries).index
     with pytest.raises(CorruptIndex):
         list(lying.children(lying.entry(2, NEVER), NEVER))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_is_in_memory_can_be_had_without_waiting(depth: int) -> None:
+    entries = tree_of([[b"a", b"b"]])
+    held = stored(entries, [(4, Extent(0, 10, 0))], frames_of(3), depth=depth)
+    index, folder = held.index, entries[1]
+    asks: list[Callable[[Deadline], object]] = [
+        lambda deadline: index.entry(2, deadline),
+        lambda deadline: index.lookup(folder, b"a", deadline),
+        lambda deadline: list(index.children(folder, deadline)),
+        lambda deadline: index.extents(4, 0, 10, deadline),
+        lambda deadline: index.frames([2], deadline),
+        lambda deadline: index.content_digest(2, deadline),
+    ]
+    for ask in asks:
+        fresh = stored(entries, [(4, Extent(0, 10, 0))], frames_of(3), depth=depth)
+        index = fresh.index
+        with pytest.raises(NotInMemory):
+            ask(MEMORY_ONLY)
+        assert fresh.requests == 0
+        expected = ask(NEVER)
+        asked = fresh.requests
+        assert ask(MEMORY_ONLY) == expected
+        assert fresh.requests == asked

@@ -27,9 +27,18 @@ PAGES_TOGETHER = 32  # asked for at once by whoever reads a whole part: 2 MiB be
 PATH_LINKS_MAX = 40  # symbolic links followed in one path, as Linux has it (MAXSYMLINKS)
 
 
+MEMORY_ONLY = Deadline(float("-inf"))
+"""A deadline for who would rather be told at once than wait for anything: see `NotInMemory`."""
+
+
+class NotInMemory(Exception):
+    """A page would have to be fetched, and the caller's deadline was `MEMORY_ONLY`.  Never leaves tonne's own code."""
+
+
 class Index:
     """Answers for the tree, the extents and the frames of one image.
 
+    Where one thing is asked for, `MEMORY_ONLY` is a deadline too: `NotInMemory` is raised instead of reading anything.
     Any thread may call.  Decoded pages are kept up to `cache_bytes`, least recently used go first; `_lock` guards that
     cache and is never held while bytes are fetched.  An error leaves nothing behind.
     """
@@ -319,6 +328,8 @@ class Index:
                 self._pages.move_to_end(address.offset)
                 return kept[0]
             raw = self._pages.get(-1 - address.offset)
+        if raw is None and deadline is MEMORY_ONLY:
+            raise NotInMemory
         value = decode(raw[0] if raw is not None else self._load(address, deadline, Priority.DEMAND))
         self._keep(address.offset, value, address.raw_bytes)
         return value

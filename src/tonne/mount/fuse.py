@@ -19,6 +19,7 @@ import trio
 
 from tonne.clock import Deadline
 from tonne.errors import DeadlineExceeded, MissingPath, TonneError
+from tonne.image.index import MEMORY_ONLY, NotInMemory
 from tonne.image.view import OpenFile, View
 from tonne.model import Entry
 from tonne.mount.attributes import Owner, absent, attributes_of, space_of
@@ -98,6 +99,13 @@ class Operations(pyfuse3.Operations):
             return await trio.to_thread.run_sync(work, deadline, limiter=limiter, abandon_on_cancel=True)
         raise DeadlineExceeded("a request to the mount was not answered in time", why=f"{self._deadline_s:g} s")
 
+    async def _at_once_or_later(self, work: Callable[[Deadline], R]) -> R:
+        """Have `work` done here if all it needs is in memory, else by a thread: that alone costs ten times as much."""
+        try:
+            return work(MEMORY_ONLY)
+        except NotInMemory:
+            return await self._in_thread(self._lookups, work)
+
     # --- tree ---
 
     @answered
@@ -105,7 +113,7 @@ class Operations(pyfuse3.Operations):
         def work(deadline: Deadline) -> Entry | None:
             return self._view.lookup(parent_inode, name, deadline)
 
-        found = await self._in_thread(self._lookups, work)
+        found = await self._at_once_or_later(work)
         return absent() if found is None else attributes_of(found, self._owner)
 
     @answered
@@ -140,8 +148,7 @@ class Operations(pyfuse3.Operations):
         pass
 
     async def _entry(self, inode: int) -> Entry:
-        held = self._view.remembered(inode)
-        return held if held is not None else await self._in_thread(self._lookups, lambda d: self._view.entry(inode, d))
+        return await self._at_once_or_later(lambda deadline: self._view.entry(inode, deadline))
 
     # --- folders ---
 
@@ -169,7 +176,7 @@ class Operations(pyfuse3.Operations):
             listing.place, listing.ready = place, deque()
         while True:
             if not listing.ready:
-                await self._in_thread(self._lookups, lambda deadline: self._take(listing, deadline))
+                await self._at_once_or_later(lambda deadline: self._take(listing, deadline))
                 if not listing.ready:
                     return
             while listing.ready:
@@ -214,4 +221,5 @@ class Operations(pyfuse3.Operations):
             file.close()
 
     async def flush(self, fh: int) -> None:
-        pass
+        # Nothing is written here.  Told so once, the kernel spares us this request for every close.
+        raise pyfuse3.FUSEError(errno.ENOSYS)
