@@ -50,8 +50,9 @@ def check_point(point: Path) -> Path:
         what = f"{mounted.source} is mounted there already" if mounted.is_ours else "something is mounted there already"
         raise BadMountPoint(what, where=str(point), todo=f"tonne umount {point}" if mounted.is_ours else "")
     try:
-        if next(os.scandir(real), None) is not None:
-            raise BadMountPoint("the mount point is not empty", where=str(point), todo="give an empty folder")
+        with os.scandir(real) as entries:
+            if next(entries, None) is not None:
+                raise BadMountPoint("the mount point is not empty", where=str(point), todo="give an empty folder")
     except FileNotFoundError:
         raise BadMountPoint("the mount point does not exist", where=str(point), todo=f"mkdir {point}") from None
     except NotADirectoryError:

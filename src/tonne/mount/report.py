@@ -19,12 +19,14 @@ _REPORT_BYTES_MAX = 1024 * 1024
 
 def send_report(descriptor: int, document: Mapping[str, Any]) -> None:
     """Write the report and close the descriptor; that nobody reads it any more is no error."""
-    with os.fdopen(descriptor, "wb") as pipe:
-        try:
-            pipe.write(json.dumps(document).encode())
-            pipe.flush()
-        except BrokenPipeError:
-            pass
+    data = memoryview(json.dumps(document).encode())
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except BrokenPipeError:
+        pass
+    finally:
+        os.close(descriptor)
 
 
 def error_of(document: Mapping[str, Any]) -> TonneError:

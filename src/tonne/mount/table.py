@@ -34,7 +34,8 @@ class Mounted:
 
 def parse_mounts(data: bytes) -> Iterator[Mounted]:
     """The lines of a mountinfo file; those that are not understood are left out."""
-    for line in data.splitlines():
+    # Not `splitlines`: a carriage return in a name is not escaped.
+    for line in data.split(b"\n"):
         front, separator, back = line.partition(b" - ")
         fields, tail = front.split(b" "), back.split(b" ")
         if not separator or len(fields) < 6 or len(tail) < 2 or not fields[0].isdigit():
