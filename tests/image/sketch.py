@@ -42,7 +42,7 @@ from tonne.wire.oci import (
     ImageManifest,
 )
 from tonne.wire.pack import encode_footer
-from tonne.wire.page import extent_pages, extent_record, fixed_pages, frame_table, tree_pages
+from tonne.wire.page import PAGE_BYTES, extent_pages, extent_record, fixed_pages, frame_table, tree_pages
 from tonne.wire.record import CONTENT, EXTENT
 from tonne.wire.root import IndexBuilder, Pack, Part, Totals
 
@@ -224,6 +224,7 @@ def make(
     text: str,
     change: Callable[[list[Entry]], None] = lambda entries: None,
     change_extents: Callable[[dict[int, list[Extent]]], None] = lambda extents: None,
+    page_bytes: int = PAGE_BYTES,
 ) -> Made:
     """Build the image that the text describes.  The `change`s may make it hostile; digests then fit what they made."""
     settings, nodes = _parse(text)
@@ -269,6 +270,7 @@ def make(
     change_extents(extents)
     entries = _entries(order, nodes, number, contents)
     change(entries)
+    settings["page"] = page_bytes
     return _assemble(settings, order, entries, contents, extents, frames, digests, spans, store)
 
 
@@ -362,10 +364,10 @@ def _assemble(
     pages = b"".join(
         piece
         for part, items in (
-            (Part.TREE, tree_pages(entries)),
-            (Part.EXTENTS, extent_pages(extent_rows)),
-            (Part.FRAMES, fixed_pages(frame_rows)),
-            (Part.CONTENTS, fixed_pages(content_rows)),
+            (Part.TREE, tree_pages(entries, settings["page"])),
+            (Part.EXTENTS, extent_pages(extent_rows, settings["page"])),
+            (Part.FRAMES, fixed_pages(frame_rows, 0, settings["page"])),
+            (Part.CONTENTS, fixed_pages(content_rows, 0, settings["page"])),
         )
         for piece in builder.store(part, items)
     )

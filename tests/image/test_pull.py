@@ -345,6 +345,7 @@ def test_a_full_disk_is_seen_before(
         pulled(repository, tmp_path)
     assert raised.value.fields["free_bytes"] == 50_000
     assert raised.value.fields["need_bytes"] > 100_000
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_holes_need_no_room(repository: MemoryRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,3 +475,15 @@ def test_packs_are_asked_in_the_background(made: Made, repository: MemoryReposit
     asked = [item for item in repository.asked if item.kind == "read" and item.subject in packs]
     assert asked
     assert {item.priority for item in asked} == {Priority.BACKGROUND}
+
+
+def test_a_part_reads_its_part_of_the_index(tmp_path: Path) -> None:
+    made = make(
+        "level 0\nframe 1024\nfile big seed:1:5000000\nfile last seed:2:3000\nfile some seed:3:5000000", page_bytes=1024
+    )
+    repository = _repository(made)
+    pulled(repository, tmp_path, include=["last"])
+    assert (tmp_path / "last").read_bytes() == made.contents[b"last"]
+    pages = str(made.manifest.pages.digest)
+    got = sum(asked.length for asked in repository.asked if asked.kind == "read" and asked.subject == pages)
+    assert got < len(made.pages) / 4

@@ -15,6 +15,7 @@ from tonne.image.opening import Image
 from tonne.image.runs import Contents, Run, file_extents, runs_of
 from tonne.image.workers import Halt, in_order
 from tonne.model import Entry, Extent
+from tonne.mount.memory import tame_allocator
 from tonne.settings import Settings
 
 ZEROS_BYTES = 1 << 20
@@ -26,6 +27,7 @@ ZEROS_BYTES = 1 << 20
 @click.pass_obj
 def command(session: Session, ref: str, path: str) -> None:
     """Write the file PATH of the image REF to standard output.  Bytes are verified before they are written."""
+    tame_allocator()
     image = session.image(ref, store=session.store())
     entry = image.index.resolve(os.fsencode(path), session.deadline())
     if not entry.is_file:

@@ -11,7 +11,7 @@ from tonne.cli.amounts import amount, name_fields, share, shown
 from tonne.cli.session import Session
 from tonne.cli.stream import DocumentStream
 from tonne.clock import Deadline
-from tonne.image.diff import Change, Difference, differences, sharing
+from tonne.image.diff import Change, Difference, Sharing, differences, sharing
 
 _SIGNS = {Change.ADDED: "+", Change.REMOVED: "-", Change.CHANGED: "~"}
 
@@ -42,7 +42,11 @@ def command(ctx: click.Context, old: str, new: str) -> None:
             out.item(_document(item))
         else:
             print(_line(item))
-    sums = sharing(first.index, second.index, Deadline())
+    if first.digest == second.digest:
+        used = sum(pack.used_bytes for pack in first.index.root.packs)
+        sums = Sharing(used, used, used)
+    else:
+        sums = sharing(first.index, second.index, Deadline())
     session.progress.close()
     if out is not None:
         shared = {"oldBytes": sums.old_bytes, "newBytes": sums.new_bytes, "sharedBytes": sums.shared_bytes}

@@ -12,6 +12,7 @@ from tonne.cli.amounts import amount
 from tonne.cli.session import Session
 from tonne.image.pull import PullReport, pull
 from tonne.image.pull_state import ReadOnlyKeeper
+from tonne.mount.memory import tame_allocator
 
 
 @click.command("pull")
@@ -33,6 +34,7 @@ def command(
     After an interruption the same command goes on.  Files that are there with the right size and time are kept without
     reading them; `tonne verify REF DIR` reads them.  What the cache holds is used, but nothing is added to it.
     """
+    tame_allocator()
     store = session.store()
     began_s = time.monotonic()
     image = session.image(ref, store=ReadOnlyKeeper(store) if store is not None else None)

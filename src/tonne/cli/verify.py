@@ -18,6 +18,7 @@ from tonne.image.opening import Image
 from tonne.image.verify import verify_blobs, verify_image, verify_sample
 from tonne.image.verify_folder import verify_folder
 from tonne.image.verify_frames import Finding, Verdict, VerifyReport
+from tonne.mount.memory import tame_allocator
 
 
 @click.command("verify")
@@ -49,6 +50,7 @@ def command(
         raise UsageError("DIR goes without --packs and --sample")
     if folder is None and (include or exclude):
         raise UsageError("--include and --exclude need DIR")
+    tame_allocator()
     image = session.image(ref, store=session.store() if folder is not None else None)
     telling = _Telling(session, ref, image)
     if folder is not None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tonne.clock import Deadline
 from tonne.errors import CorruptIndex, MissingPath
@@ -228,11 +229,27 @@ class Index:
     def tables(self, part: Part, deadline: Deadline) -> Iterator[Records]:
         """All records of a fixed-size part, page after page, not kept in the cache; neighbours come in one request."""
         for pages in self._leaves(part, deadline):
-            for first in range(0, len(pages), PAGES_TOGETHER):
-                places = range(first, min(first + PAGES_TOGETHER, len(pages)))
-                addresses = [pages.address(place) for place in places]
-                for address, data in zip(addresses, self._load_several(addresses, deadline), strict=True):
-                    yield self._decode_fixed(part, address, data)
+            yield from self._pages_of(part, [pages.address(place) for place in range(len(pages))], deadline)
+
+    def extents_of_inodes(self, needed: npt.NDArray[np.bool_], deadline: Deadline) -> Iterator[Records]:
+        """The extents of the inodes that `needed` marks, page after page; pages that hold none of them are not read."""
+        before = np.concatenate(([0], np.cumsum(needed, dtype=np.uint32)))  # how many are needed below an inode
+        for pages in self._leaves(Part.EXTENTS, deadline):
+            first = np.minimum(pages.table["key_a"], len(needed)).astype(np.int64)
+            last = np.append(first[1:], len(needed))  # a file may end on the page where the next begins
+            wanted = before[np.minimum(last + 1, len(needed))] > before[first]
+            addresses = [pages.address(int(place)) for place in np.flatnonzero(wanted)]
+            for table in self._pages_of(Part.EXTENTS, addresses, deadline):
+                inodes = table["inode"]
+                mine = table[needed[np.minimum(inodes, len(needed) - 1)] & (inodes < len(needed))]
+                if len(mine):
+                    yield mine
+
+    def _pages_of(self, part: Part, addresses: Sequence[PageAddress], deadline: Deadline) -> Iterator[Records]:
+        for start in range(0, len(addresses), PAGES_TOGETHER):
+            some = addresses[start : start + PAGES_TOGETHER]
+            for address, data in zip(some, self._load_several(some, deadline), strict=True):
+                yield self._decode_fixed(part, address, data)
 
     def _load_several(self, addresses: Sequence[PageAddress], deadline: Deadline) -> list[bytes]:
         with self._lock:

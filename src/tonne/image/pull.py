@@ -31,6 +31,8 @@ from tonne.image.workers import Halt, all_of
 from tonne.model import Digest, Entry, Extent, Kind
 from tonne.progress import Progress
 from tonne.settings import Settings
+from tonne.wire.record import NO_FRAME
+from tonne.wire.root import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,14 @@ class _Pull:
             if state is None:
                 state = PullState(self._target, self._image.digest)
                 index = self._index(state)
-            self._check_free(plan, existing, state)
+            try:
+                self._check_free(plan, existing, state)
+            except DiskFull:
+                if not state.unfinished:  # nothing was made yet, so nothing is left behind
+                    state.close()
+                    self._target.forget(FOLDER)
+                    PullState.discard(self._target)
+                raise
             self._make_files(index, plan, existing, state)
             self._progress.begin("setting names, links and times")
             self._make_others(index, plan, existing, force)
@@ -177,9 +186,12 @@ class _Pull:
 
     def _hole_bytes(self, plan: Plan, existing: Existing) -> int:
         holes = 0
-        for entry, extents in all_files(self._image.index, self._halt.deadline):
-            if plan.takes_inode(entry.inode) and not existing.present[plan.name_of(entry.inode)]:
-                holes += sum(extent.length for extent in extents if extent.frame is None)
+        index = self._image.index
+        if index.has_part(Part.EXTENTS):
+            for table in index.extents_of_inodes(plan.needed(existing.present), self._halt.deadline):
+                rows = table[table["frame"] == NO_FRAME]
+                upper = rows["frame_offset"].astype(np.uint64) << np.uint64(32)  # of a hole's length
+                holes += int((rows["length"] + upper).sum(dtype=np.uint64))
         return holes
 
     # --- files ---
@@ -222,9 +234,7 @@ class _Pull:
         """The extents that are still to be made, file by file; makes the unfinished files as they come."""
         paths = Paths(index, self._halt.deadline)
         deadline = self._halt.deadline
-        for first, extents in all_files(index, deadline):
-            if not plan.takes_inode(first.inode) or existing.present[plan.name_of(first.inode)]:
-                continue
+        for first, extents in all_files(index, deadline, plan.needed(existing.present)):
             number = plan.name_of(first.inode)
             entry = first if number == first.number else index.entry(number, deadline)
             file = PulledFile(entry, paths.of(entry), first.size_bytes)

@@ -61,6 +61,13 @@ class Plan:
         """Whether any name of the file is wanted."""
         return bool(self.wanted[inode]) or inode in self.first_name
 
+    def needed(self, present: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """By inode: what is wanted under some name, and does not stand under that name already."""
+        needed = self.wanted & ~present
+        for inode, number in self.first_name.items():
+            needed[inode] = not present[number]
+        return needed
+
     def name_of(self, inode: int) -> int:
         """The entry that the file's content is made under; the others are linked to it."""
         return inode if self.wanted[inode] else self.first_name[inode]

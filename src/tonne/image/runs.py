@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from tonne.clock import Deadline
 from tonne.codec.frames import Bytes, Decoder
 from tonne.errors import CorruptIndex
@@ -120,15 +123,20 @@ def file_extents(index: Index, entry: Entry, deadline: Deadline, piece_bytes: in
         raise CorruptIndex("a file's extents are longer than the file", where=f"inode {entry.inode}")
 
 
-def all_files(index: Index, deadline: Deadline) -> Iterator[tuple[Entry, Iterator[Extent]]]:
+def all_files(
+    index: Index, deadline: Deadline, needed: npt.NDArray[np.bool_] | None = None
+) -> Iterator[tuple[Entry, Iterator[Extent]]]:
     """Every file that is not empty, once, by its first name, with its extents; both tables are read once, in order.
 
-    The extents are to be taken before the next file is; `CorruptIndex` when the tables disagree.
+    With `needed`, a mask by inode, only those, and only the pages that hold their extents are read.  The extents are to
+    be taken before the next file is; `CorruptIndex` when the tables disagree.
     """
-    rows = _extents_by_inode(index, deadline)
+    rows = _extents_by_inode(index, needed, deadline)
     ahead = next(rows, None)
     for entry in index.walk(deadline):
         if entry.kind is not Kind.FILE or entry.inode != entry.number or not entry.size_bytes:
+            continue
+        if needed is not None and not needed[entry.inode]:
             continue
         mine = _Mine(entry, rows, ahead)
         yield entry, mine
@@ -164,8 +172,11 @@ class _Mine:
         return extent
 
 
-def _extents_by_inode(index: Index, deadline: Deadline) -> Iterator[tuple[int, Extent]]:
+def _extents_by_inode(
+    index: Index, needed: npt.NDArray[np.bool_] | None, deadline: Deadline
+) -> Iterator[tuple[int, Extent]]:
     if not index.has_part(Part.EXTENTS):
         return
-    for table in index.tables(Part.EXTENTS, deadline):
+    tables = index.tables(Part.EXTENTS, deadline) if needed is None else index.extents_of_inodes(needed, deadline)
+    for table in tables:
         yield from zip(table["inode"].tolist(), extents_of(table), strict=True)
