@@ -534,3 +534,96 @@ def test_a_stall_gives_eio_at_the_deadline_and_the_next_read_tries_again(
             os.kill(registry.pid, signal.SIGCONT)
         assert os.pread(file.fileno(), 100, 8 * MIB) == content[8 * MIB : 8 * MIB + 100]
         assert (point / "large").read_bytes() == content
+
+
+# --- a cache ---
+
+
+@dataclass
+class Served:
+    """An image of one large file in a real registry, and the command with a cache."""
+
+    registry: DebianRegistry
+    tonne: Tonne
+    reference: str
+    pinned: str
+    content: bytes
+
+    def cached(self) -> list[Path]:
+        """The files in which content is kept, the largest first."""
+        found = [path for path in self.tonne.cache.rglob("*") if path.is_file()]
+        return sorted(found, key=lambda path: -path.stat().st_blocks)
+
+
+@pytest.fixture
+def served(tmp_path: Path, docker_registry: Callable[..., DebianRegistry]) -> Served:
+    registry = docker_registry()
+    content = random.Random(8).randbytes(30 * MIB + 77)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "large").write_bytes(content)
+    reference = f"{registry.address}/test/cached:v1"
+    digest = Uncached(tmp_path / "no-cache").json("pack", tmp_path / "source", reference)["digest"]
+    pinned = f"{registry.address}/test/cached@{digest}"
+    return Served(registry, Tonne(tmp_path / "cache"), reference, pinned, content)
+
+
+def test_after_a_kill_no_byte_is_fetched_twice(served: Served, tmp_path: Path) -> None:
+    point, half = tmp_path / "m", 15 * MIB
+    point.mkdir()
+    before = served.registry.bytes_sent()
+    pid = served.tonne.json("mount", served.reference, point)["pid"]
+    with open(point / "large", "rb") as file:
+        assert file.read(half) == served.content[:half]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: gone(pid), "the process ends")
+    served.tonne.run("umount", point)
+    served.registry.stop()
+    with served.tonne.mounted(served.pinned, point), open(point / "large", "rb", buffering=0) as file:
+        assert os.pread(file.fileno(), half, 0) == served.content[:half], "without a registry"
+        served.registry.start()
+        assert (point / "large").read_bytes() == served.content
+    sent = served.registry.bytes_sent() - before
+    assert sent < len(served.content) + MIB, "bytes came twice"
+
+
+def test_a_bit_that_flips_in_the_cache_reaches_nobody(served: Served, tmp_path: Path) -> None:
+    point = tmp_path / "m"
+    with served.tonne.mounted(served.reference, point):
+        assert (point / "large").read_bytes() == served.content
+    sent = served.registry.bytes_sent()
+    with served.tonne.mounted(served.pinned, point):
+        assert (point / "large").read_bytes() == served.content
+    assert served.registry.bytes_sent() == sent, "the cache was not used"
+    chance = random.Random(2)
+    data = served.cached()[0]
+    size = data.stat().st_size
+    assert size > len(served.content) // 2
+    for _ in range(2):
+        with open(data, "r+b") as file:
+            for _ in range(3):
+                at = chance.randrange(size)
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ (1 << chance.randrange(8))]))
+        sent = served.registry.bytes_sent()
+        with served.tonne.mounted(served.pinned, point):
+            assert (point / "large").read_bytes() == served.content
+        assert served.registry.bytes_sent() > sent, "the rotten frame was not fetched again"
+        sent = served.registry.bytes_sent()
+        with served.tonne.mounted(served.pinned, point):
+            assert (point / "large").read_bytes() == served.content
+        assert served.registry.bytes_sent() == sent, "it was not healed"
+
+
+def test_a_cache_smaller_than_what_is_read_stops_no_reader(served: Served, tmp_path: Path) -> None:
+    limited = Tonne(tmp_path / "small-cache")
+    point = tmp_path / "m"
+    point.mkdir()
+    limited.run("--cache-size", "5MiB", "mount", served.reference, point)
+    try:
+        assert (point / "large").read_bytes() == served.content
+        forget(point / "large")
+        assert (point / "large").read_bytes() == served.content
+    finally:
+        limited.run("umount", point)

@@ -77,7 +77,7 @@ def command(
         point = check_point(directory)
         if report is None and not foreground:
             log = log_file(session.settings.cache.folder, point)
-            document = launch(session.arguments, os.environ, log)["mounted"]
+            document = launch(session.arguments, os.environ, log)["mounted"] | {"log": str(log) if log else None}
             session.emit(document, lambda: _say(document))
             return
 
