@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import threading
@@ -58,7 +57,8 @@ class Upload:
         self._gone = False
         self._hash: Any = hashlib.sha256()
         self._path = folder / self.id if folder else None
-        self._file: io.FileIO | None = io.FileIO(self._path, "w+") if self._path else None
+        if self._path:
+            self._path.touch()
         self._data = bytearray()
 
     def take(self) -> tuple[object, bool]:
@@ -79,8 +79,11 @@ class Upload:
         with self._lock:
             if self._gone or owner is not self._owner:
                 raise Superseded("another request has taken the upload over")
-            if self._file:
-                self._file.write(piece)
+            if self._path:
+                # Opened anew for each piece: an upload may be left, and then nobody closes anything.
+                with self._path.open("r+b") as file:
+                    file.seek(self.size_bytes)
+                    file.write(piece)
             else:
                 self._data += piece
             self.size_bytes += piece.nbytes
@@ -93,9 +96,8 @@ class Upload:
             if size_bytes < self.size_bytes:
                 self.size_bytes = size_bytes
                 self._hash = None
-                if self._file:
-                    self._file.truncate(size_bytes)
-                    self._file.seek(size_bytes)
+                if self._path:
+                    os.truncate(self._path, size_bytes)
                 else:
                     del self._data[size_bytes:]
 
@@ -111,17 +113,16 @@ class Upload:
         with self._lock:
             if algorithm == "sha256" and self._hash is not None:
                 found = self._hash.hexdigest()
-            elif self._file:
-                self._file.seek(0)
-                found = hashlib.file_digest(self._file, algorithm).hexdigest()
+            elif self._path:
+                with self._path.open("rb") as file:
+                    found = hashlib.file_digest(file, algorithm).hexdigest()
             else:
                 found = hashlib.new(algorithm, self._data).hexdigest()
             if found != wanted:
                 return None
             self._gone = True
-            if self._file is None or self._path is None or blobs is None:
+            if self._path is None or blobs is None:
                 return MemoryContent(self._data)
-            self._file.close()
             target = blobs / digest.replace(":", "-")
             os.replace(self._path, target)
             return FileContent(target)
@@ -130,8 +131,7 @@ class Upload:
         with self._lock:
             self._gone = True
             self._data = bytearray()
-            if self._file and self._path:
-                self._file.close()
+            if self._path:
                 with contextlib.suppress(FileNotFoundError):
                     self._path.unlink()
 

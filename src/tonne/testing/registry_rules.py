@@ -19,6 +19,7 @@ class Rules:
     keep_cut_uploads: bool = True  # an upload of which a PATCH was cut goes on where it was cut; False: it is lost
     keep_uploads_on_restart: bool = True
     fresh_location_only: bool = False  # an upload's older Location: 404
+    ignore_content_range: bool = False  # append whatever comes, as docker-registry 2.8.2 does
     absolute_locations: bool = False
     patch_status: int = 202
     can_mount: bool = True  # False: 202, an ordinary upload
