@@ -18,18 +18,12 @@ from rich.table import Table
 
 from models import generated_model, real_model, with_one_shard_changed
 from parts import Computed, Tonne, compare_tensors, read_all_s
+from tonne.cli.amounts import amount
+from tonne.cli.environment import parse_size
 from tonne.testing.processes import DebianRegistry
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
-
-
-def amount(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024 or unit == "GiB":
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    raise AssertionError("unreachable")
 
 
 class Demo:
@@ -109,7 +103,7 @@ class Demo:
     def ten_terabytes(self, size: str, files: int, reads: int) -> None:
         """Mount a computed image, read at random places, check every byte."""
         self.say(f"{size}: computing an image of {files} files (content is computed when it is asked for)")
-        with Computed(size, files) as computed:
+        with Computed(parse_size(size, "--computed"), files) as computed:
             tonne = Tonne(self.work / "cache-computed")
             point = self.work / "mount-computed"
             point.mkdir()

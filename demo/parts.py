@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import random
 import subprocess
 import sys
 import time
@@ -16,7 +18,8 @@ import ml_dtypes  # noqa: F401  # registers bfloat16 with NumPy, for safetensors
 import numpy as np
 from safetensors import safe_open
 
-from tonne.testing.processes import stop
+from tonne.testing.computed import ComputedImage
+from tonne.testing.registry import FaultRegistry
 
 READ_BYTES = 4 * 1024 * 1024
 
@@ -48,23 +51,37 @@ class Tonne:
 
 
 class Computed:
-    """A server of computed content, with the same content computed here to compare."""
+    """An image of computed content on loopback, and random reads of it that are compared with what they must be."""
 
-    def __init__(self, size: str, files: int) -> None:
-        self._arguments = ["--computed", size, "--files", str(files)]
+    def __init__(self, size_bytes: int, files: int) -> None:
+        self._image = ComputedImage(size_bytes, files)
+        self._registry = FaultRegistry()
 
     def __enter__(self) -> Computed:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tonne.testing", "serve", *self._arguments, "--port", "0"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._registry.start()
+        self.reference = self._registry.add_image("computed", "v1", self._image)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stop(self._process)
+        self._registry.stop()
+
+    def bytes_sent(self) -> int:
+        return self._registry.bytes_sent
+
+    def check_random_reads(self, point: Path, reads: int) -> tuple[int, int]:
+        """Read 4 KiB at random places all over the image; how many were wrong, and how many bytes were read."""
+        places = random.Random(1)
+        wrong = total = 0
+        for _ in range(reads):
+            file = places.randrange(self._image.files)
+            offset = places.randrange(self._image.file_bytes(file))
+            with (point / self._image.path(file)).open("rb", buffering=0) as handle:
+                data = os.pread(handle.fileno(), 4096, offset)
+            wrong += data != self._image.expected(file, offset, 4096)
+            total += len(data)
+        return wrong, total
 
 
 def compare_tensors(source: Path, mounted: Path, only_first: bool = False) -> Any:
