@@ -293,7 +293,7 @@ class FaultRegistry:
             response.flow.bytes_per_s = self.rules.bytes_per_s
         record.status = response.status
         record.received_bytes = exchange.incoming.received_bytes
-        if not exchange.incoming.drain():
+        if not exchange.incoming.drain() or request.headers.get("connection", "").lower() == "close":
             response.hang_up = True
 
         def sent(count: int) -> None:
