@@ -63,5 +63,7 @@ class Cell:
 
 def is_zeros(content: memoryview) -> bool:
     """Whether there is nothing but zeros; quick where there is not."""
+    if len(content) and (content[0] or content[-1]):
+        return False
     values = np.frombuffer(content, np.uint8)
     return not values[:LOOK_BYTES].any() and not values.any()

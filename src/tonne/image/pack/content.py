@@ -38,7 +38,10 @@ class OpenFile:
 
     def ahead(self, offset: int) -> None:
         """Tell the kernel what comes next."""
-        os.posix_fadvise(self._fd, offset, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        try:
+            os.posix_fadvise(self._fd, offset, AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        except OSError:
+            pass  # only a hint, which some file systems do not take
 
     def cells(self) -> Iterator[tuple[int, int, bool]]:
         """The file in frames from its start: (offset, length, hole).
@@ -47,7 +50,7 @@ class OpenFile:
         for what is zeros in it packs to nothing.
         """
         size = self._row.size
-        sparse = os.fstat(self._fd).st_blocks * 512 < size
+        sparse = self._tree.state(self._number, self._fd).st_blocks * 512 < size
         at = 0
         data_at, data_end = (-1, -1) if sparse else (0, size)
         while at < size:

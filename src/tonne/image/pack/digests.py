@@ -49,11 +49,12 @@ class DigestTable:
     def find(self, digest: bytes) -> Iterator[int]:
         """Numbers whose digest begins as `digest` does, the preferred first."""
         key = key_of(digest)
-        wanted = np.uint64(key)
-        place = int(np.searchsorted(self._keys, wanted))
-        while place < len(self._keys) and self._keys[place] == wanted:
-            yield int(self._values[place])
-            place += 1
+        if len(self._keys):
+            wanted = np.uint64(key)
+            place = int(self._keys.searchsorted(wanted))
+            while place < len(self._keys) and self._keys[place] == wanted:
+                yield int(self._values[place])
+                place += 1
         found = self._tail.get(key)
         if found is not None:
             yield found

@@ -70,7 +70,7 @@ class Lane:
         if self._contents is None or self._contents[0] != place:
             self._contents = place, self._before[place].tables()[1]
         if self._contents[1]["digest"][ordinal - self._starts[place]].tobytes() != content:
-            raise InputChanged("the folder is not what it was when the packing was interrupted")
+            raise InputChanged
         return True
 
     def put(self, cell: Cell) -> None:

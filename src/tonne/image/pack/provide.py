@@ -82,9 +82,12 @@ class Provider:
         except (Missing, Refused, Corrupt, Unavailable):
             return False
 
+    def far(self, packs: Sequence[BasePack]) -> list[BasePack]:
+        """Those of the used packs that come from elsewhere."""
+        return [pack for pack in packs if self._bases[pack.base].reference.origin != self._target.origin]
+
     def bring(self, packs: Sequence[BasePack], advance: Callable[[int], None]) -> None:
-        """Copy those of the used packs that are not at the target."""
-        far = [pack for pack in packs if self._bases[pack.base].reference.origin != self._target.origin]
+        """Copy packs that are not at the target."""
 
         def copy(pack: BasePack) -> None:
             if not self._is_there(pack):
@@ -98,7 +101,7 @@ class Provider:
                 )
             advance(pack.blob.size_bytes)
 
-        all_of(far, copy, COPIES, self._flow.halt)
+        all_of(packs, copy, COPIES, self._flow.halt)
 
     def bring_again(self, pack: BasePack) -> bool:
         """Bring a pack that the target has lost; False when the base has it no more either."""

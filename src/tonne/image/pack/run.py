@@ -18,6 +18,7 @@ from tonne.errors import (
     Missing,
     MissingManifest,
     MissingRepository,
+    SourceChanged,
     TonneError,
     UnknownVersion,
     UsageError,
@@ -92,7 +93,8 @@ def pack_folder(
                 raise Missing("packs of a base are gone", where=" ".join(str(d) for d in lost.digests)) from None
         except InputChanged:
             if start == STARTS_MAX - 1:
-                raise
+                where = os.fsdecode(os.fsencode(source))
+                raise SourceChanged("the folder changes while it is packed", where=where) from None
         finally:
             if work.ended:
                 journal.close()
@@ -226,8 +228,10 @@ class _Packing:
         finally:
             self.ended = work.ended
         used = bases.used_packs()
-        self._progress.begin("bringing packs of the base", sum(pack.blob.size_bytes for pack in used) or None)
-        provider.bring(used, self._progress.advance)
+        far = provider.far(used)
+        if far:
+            self._progress.begin("bringing packs of the base", sum(pack.blob.size_bytes for pack in far))
+            provider.bring(far, self._progress.advance)
         self._progress.begin("writing the index")
         numbering = Numbering(used, new)
         built = IndexAssembler(tree, ledger, bases, numbering, options, flow.deadline, flow.check).build(

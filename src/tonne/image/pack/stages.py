@@ -21,6 +21,7 @@ from tonne.source.seam import Sink, SinkFacts
 
 SLOTS_FIRST = 8  # frames under way: two runs of a lane
 SLOTS_A_THREAD = 4  # more for each thread that encodes
+THREADS_MAX = 16  # by themselves: 7 GB/s of weights, more than a reader gives
 SLOTS_MAX = 32  # 128 MiB of content, and at most as much of encoded frames
 END_WAIT_S = 1.0  # for threads after a failure; they are told by deadlines that are over
 
@@ -31,8 +32,8 @@ def slots_for(threads: int) -> int:
 
 
 def thread_count(wanted: int | None) -> int:
-    """Threads that hash and encode: as many as cores that we may use."""
-    return wanted or len(os.sched_getaffinity(0))
+    """Threads that hash and encode: as many as cores that we may use, within reason."""
+    return wanted or min(THREADS_MAX, len(os.sched_getaffinity(0)))
 
 
 class Pass:

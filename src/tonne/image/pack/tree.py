@@ -173,8 +173,15 @@ class ScannedTree:
 
     def check(self, number: int, row: ScanRow, fd: int) -> None:
         """Raise `SourceChanged` when an open file differs from what was scanned."""
-        if not row.is_still(os.fstat(fd)):
+        if not row.is_still(self.state(number, fd)):
             raise SourceChanged("a file changed while it was packed", where=self.shown(number))
+
+    def state(self, number: int, fd: int) -> os.stat_result:
+        """What the system says of an open file now."""
+        try:
+            return os.fstat(fd)
+        except OSError as error:
+            raise local_failure(error, self.shown(number), "a file cannot be looked at") from error
 
     def _open(self, path: bytes, flags: int) -> int:
         # Paths may be longer than a system call takes: the front is walked with descriptors.
