@@ -36,7 +36,7 @@ def check_fuse(device: Path = FUSE_DEVICE, uid: int | None = None) -> None:
             "the kernel's FUSE device cannot be opened",
             where=str(device),
             why=error.strerror or "",
-            todo="modprobe fuse; a container needs --device /dev/fuse --cap-add SYS_ADMIN; or use `tonne pull`",
+            todo="chmod 666 /dev/fuse, as most systems have it; in a container --device /dev/fuse --cap-add SYS_ADMIN",
         ) from None
     if (os.geteuid() if uid is None else uid) != 0 and shutil.which("fusermount3") is None:
         raise NoFuse("users other than root mount through fusermount3, which is not there", todo="apt install fuse3")
