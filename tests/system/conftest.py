@@ -13,3 +13,9 @@ def hard_tree(request: pytest.FixtureRequest) -> tuple[int, int]:
     if request.config.getoption("--full-size"):
         return 100_000, 5 * 1024 * MIB
     return 2_000, 48 * MIB
+
+
+@pytest.fixture(scope="session")
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often a command is killed."""
+    return 20 if request.config.getoption("--full-size") else 4
