@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.progress import Progress as RichProgress
+from typing import TYPE_CHECKING, TextIO
 
 from tonne.cli.amounts import amount
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
 
 LINE_EVERY_S = 5.0  # between plain lines; a log of an hour stays readable
 
@@ -37,15 +37,7 @@ class Bars:
             self._what, self._total, self._done = what, total_bytes, 0
             self._began_s = self._shown_s = time.monotonic()
             if self._fancy:
-                self._rich = RichProgress(
-                    TextColumn("{task.description}"),
-                    BarColumn(),
-                    DownloadColumn(binary_units=True),
-                    TransferSpeedColumn(),
-                    TimeRemainingColumn(),
-                    console=Console(file=self._stream),
-                    transient=True,
-                )
+                self._rich = self._bar()
                 self._task = self._rich.add_task(what, total=total_bytes)
                 self._rich.start()
 
@@ -76,6 +68,21 @@ class Bars:
             self._rich.stop()
             self._rich = self._task = None
         self._what = ""
+
+    def _bar(self) -> RichProgress:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+        from rich.progress import Progress as RichProgress
+
+        return RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=self._stream),
+            transient=True,
+        )
 
     def _line(self) -> None:
         self._shown_s = time.monotonic()

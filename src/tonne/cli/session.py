@@ -1,4 +1,8 @@
-"""What a verb gets: settings, opened repositories, the store, progress, and the two ways to print a result."""
+"""What a verb gets: settings, opened repositories, the store, progress, and the two ways to print a result.
+
+What is heavy is imported where it is used: `tonne mount` waits for this process before its own can begin, and
+`tonne --help` should not load NumPy.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from tonne.cli.bars import Bars
 from tonne.clock import Deadline
 from tonne.errors import TonneError
-from tonne.image.fetch import Keeper
-from tonne.image.opening import Image, open_image
 from tonne.model import Reference, parse_reference
 from tonne.settings import Settings
-from tonne.source.compose import compose_reader, open_repository
-from tonne.source.seam import Repository
 
 if TYPE_CHECKING:
+    from tonne.image.fetch import Keeper
+    from tonne.image.opening import Image
+    from tonne.source.seam import Repository
     from tonne.store import Store
 
 
@@ -34,6 +37,7 @@ class Session:
     arguments: tuple[str, ...] = ()  # the command line as it was given, for a verb that goes on in another process
     _progress: Bars | None = None
     _store: Store | None = None
+    _warned: str = ""
     _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -49,7 +53,7 @@ class Session:
         if not self.use_cache:
             return None
         if self._store is None:
-            from tonne.store import Store  # only here: many verbs work without it
+            from tonne.store import Store
 
             self._store = Store.open(self.settings.cache, on_event=self.warn)
             self._stack.callback(self._store.close)
@@ -57,6 +61,8 @@ class Session:
 
     def repository(self, reference: Reference | str) -> Repository:
         """The repository that a reference names."""
+        from tonne.source.compose import open_repository
+
         if isinstance(reference, str):
             reference = parse_reference(reference)
         repository = open_repository(reference, self.settings)
@@ -65,6 +71,9 @@ class Session:
 
     def image(self, text: str, deadline: Deadline | None = None, store: Keeper | None = None) -> Image:
         """The image that a reference names, read through retry and the rest."""
+        from tonne.image.opening import open_image
+        from tonne.source.compose import compose_reader
+
         reference = parse_reference(text)
         source = compose_reader([self.repository(reference)], self.settings, on_event=self.warn)
         return open_image(source, reference.name, self.settings, deadline or self.deadline(), store, self.warn)
@@ -74,7 +83,11 @@ class Session:
         return Deadline.after(self.settings.read.deadline_s)
 
     def warn(self, error: TonneError) -> None:
-        self.progress.say(f"warning: {error}")
+        """Show an error that did not come through.  One that only repeats, as tries do, is shown once."""
+        text = str(error)
+        if text != self._warned:
+            self._warned = text
+            self.progress.say(f"warning: {text}")
 
     def emit(self, document: Any, people: Callable[[], None]) -> None:
         """Print the document as JSON, or let `people` print for people."""
