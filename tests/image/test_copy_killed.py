@@ -35,7 +35,10 @@ def command(cache: Path, *words: str) -> list[str]:
 
 def locked(folder: Path, pid: int) -> bool:
     """Whether the process holds a journal, so that it is inside its work; looked up, since trying would disturb it."""
-    inodes = {str(path.stat().st_ino) for path in folder.glob("*/lock")}
+    try:
+        inodes = {str(path.stat().st_ino) for path in folder.glob("*/lock")}
+    except FileNotFoundError:  # done and removed meanwhile
+        return False
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
         if words[1] == "FLOCK" and words[4] == str(pid) and words[5].rpartition(":")[2] in inodes:
