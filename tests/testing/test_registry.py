@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testing.client import Client, digest_of, with_digest
+from tests.testing.client import Client, digest_of, raw, with_digest
 from tonne.testing.faults import Fault, Status
 from tonne.testing.registry import Auth, FaultRegistry, Rules
 
@@ -296,6 +296,12 @@ def test_skopeo_reports_an_injected_fault(tmp_path: Path, needs_program: Callabl
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode != 0
         assert registry.faults.fired
+
+
+def test_a_client_that_tries_tls_first_is_told_at_once(registry: FaultRegistry) -> None:
+    hello = bytes([0x16, 3, 1, 2, 0, 1]) + bytes(510)
+    assert raw(registry.address, hello).startswith(b"HTTP/1.1 400 ")
+    assert registry.requests == []
 
 
 def test_over_tls(tmp_path: Path, needs_program: Callable[[str], str]) -> None:

@@ -46,6 +46,10 @@ class Connection:
         """Method, target and headers; None when the other side has no more to ask."""
         try:
             while b"\r\n\r\n" not in self._buffer:
+                if self._buffer and not self._buffer[:1].isalpha():
+                    # A client that tries TLS first waits for an answer that tells it.
+                    self.send(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+                    return None
                 if len(self._buffer) > HEAD_BYTES_MAX or not self._more():
                     return None
         except ConnectionCut:
