@@ -12,14 +12,11 @@ import click
 
 from tonne.cli.session import Session
 from tonne.errors import NoFuse, TonneError, UsageError
-from tonne.image.opening import open_image
-from tonne.image.view import View
 from tonne.model import LayoutReference, Reference, parse_reference
 from tonne.mount.checks import check_fuse, check_point, may_allow_other
 from tonne.mount.log import Quiet, log_file, logger_to_stderr
 from tonne.mount.memory import tame_allocator
 from tonne.mount.report import REPORT_VARIABLE, launch, send_report
-from tonne.source.compose import compose_reader
 
 
 def _octal(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -115,6 +112,11 @@ def _serve(
 ) -> None:
     """Open the image, mount it, and serve it until it is unmounted."""
     tame_allocator()
+    # Not at the top: the process that only starts this one and waits for it loads none of it.
+    from tonne.image.opening import open_image
+    from tonne.image.view import View
+    from tonne.source.compose import compose_reader
+
     try:
         from tonne.mount.attributes import Owner
         from tonne.mount.serve import MountPlan, serve
