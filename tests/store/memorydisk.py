@@ -113,23 +113,23 @@ class MemoryFiles:
             if names.get(old) is inode and inode is not None:
                 names[new] = names.pop(old)
 
-    def lose_power(self, chance: random.Random) -> None:
-        """What was not synced is lost or not; the machine starts again."""
+    def lose_power(self, chance: random.Random | None) -> None:
+        """What was not synced is lost or not (None: all of it is lost); the machine starts again."""
         for change in self.unsynced_names:
-            if chance.random() < 0.5:
+            if chance is not None and chance.random() < 0.5:
                 self._apply_name(self.synced_names, change)
         self.unsynced_names = []
         self.names = dict(self.synced_names)
         self.folders |= {os.path.dirname(path) for path in self.names}
-        for inode in set(self.names.values()):
+        for inode in dict.fromkeys(self.names.values()):  # in an order that can be repeated
             unsynced = inode.unsynced
             inode.blocks, inode.size = dict(inode.synced[0]), inode.synced[1]
             for kind, offset, data in unsynced:
-                fate = chance.choice(("lost", "kept", "kept", "torn", "grown"))
+                fate = "lost" if chance is None else chance.choice(("lost", "kept", "kept", "torn", "grown"))
                 if fate == "kept":
                     _apply(inode, kind, offset, data)
                 elif kind == "write" and fate == "torn":
-                    _apply(inode, kind, offset, data[: chance.randrange(len(data) + 1)])
+                    _apply(inode, kind, offset, data[: len(data) // 3])
                 elif kind == "write" and fate == "grown":
                     inode.size = max(inode.size, offset + len(data))
             inode.locked_by = None

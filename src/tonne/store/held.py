@@ -66,7 +66,7 @@ class HeldBlob:
         self._pending = NOTHING  # written and not synced; this process will
         self._syncing = NOTHING  # being synced
         self._beyond = NOTHING  # claimed by the log, but behind the end of the data
-        self._fresh = False  # the names of the files may not be on the disk yet
+        self._fresh = True  # the names of the files may not be on the disk yet, whoever made them
         self._retired: list[int] = []  # descriptors that others may still be using
         self._stamped: dict[int, int] = {}
 
@@ -284,7 +284,7 @@ class HeldBlob:
     def _load(self, files: BlobFiles) -> None:
         self._log = Log(self._disk, files.records, self._key)
         self._log.read_on()
-        self._fresh = self._log.is_empty
+        self._fresh = True
         claims = self._log.claims
         self._log.claims = claims.within(self._disk.stat_open(files.data).st_size)
         self._beyond = claims.held - self._log.claims.held

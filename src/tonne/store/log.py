@@ -30,10 +30,6 @@ class Log:
         self._key = key
         self._place = 0  # so many records are in `claims`
 
-    @property
-    def is_empty(self) -> bool:
-        return self._place == 0
-
     def read_on(self) -> ByteRanges | None:
         """Read what was appended; all that those records dropped.  None: this log is no longer the blob's."""
         status = self._disk.stat_open(self.descriptor)
