@@ -209,27 +209,23 @@ class _Copy:
         self._add("sent", blob.size_bytes)
 
     def _stream(self, blob: Blob) -> None:
-        """Send a blob in chunks; once more from the start when what an earlier run had sent turns out wrong."""
+        """Send a blob in chunks, going on with an earlier run's upload if there is one.
+
+        It starts over, a few times, when the session is lost, and when the sink says that it has other bytes than were
+        sent: some registries acknowledge bodies that they drop.
+        """
         told = _Told(self._progress)
         upload = self._resumed(blob)
         if upload is not None:
-            try:
-                self._add("resumed", upload.acknowledged_bytes)
-                self._send(blob, upload, told)
-                return
-            except (Corrupt, SessionLost) as error:
-                self._on_event(error)
-                self._drop(blob, upload)
+            self._add("resumed", upload.acknowledged_bytes)
         for left in reversed(range(SESSIONS_MAX)):
-            upload = self._target.start(self._halt.deadline)
+            if upload is None:
+                upload = self._target.start(self._halt.deadline)
             try:
                 self._send(blob, upload, told)
-                return
+                failure: TonneError | None = self._finished(blob, upload)
             except SessionLost as error:
-                self._drop(blob, upload)
-                if not left:
-                    raise
-                self._on_event(error)
+                failure = error
             except Corrupt:
                 self._drop(blob, upload)
                 raise
@@ -237,6 +233,22 @@ class _Copy:
                 if self._journal is None:  # nobody could go on with it
                     self._drop(blob, upload)
                 raise
+            if failure is None:
+                return
+            self._drop(blob, upload)
+            if not left:
+                raise failure
+            self._on_event(failure)
+            upload = None
+
+    def _finished(self, blob: Blob, upload: Upload) -> Corrupt | None:
+        """Commit; what the sink says when it has other bytes."""
+        try:
+            upload.finish(blob.digest, self._halt.deadline)
+        except Corrupt as error:
+            return error
+        self._forget(blob)
+        return None
 
     def _resumed(self, blob: Blob) -> Upload | None:
         token = self._journal.token(blob.digest) if self._journal is not None else None
@@ -273,8 +285,6 @@ class _Copy:
             at += len(chunk)
             self._add("sent", len(chunk))
             told.reached(at)
-        upload.finish(blob.digest, self._halt.deadline)
-        self._forget(blob)
 
     def _keep(self, blob: Blob, upload: Upload) -> None:
         if self._journal is not None:
