@@ -14,6 +14,13 @@ import numpy as np
 import pytest
 
 from tests.system.command import Tonne
+from tonne.clock import Deadline
+from tonne.errors import Unreachable
+from tonne.image.pack import PackOptions, PackResult, pack_folder
+from tonne.model import parse_reference
+from tonne.settings import CacheSettings, Settings
+from tonne.source.compose import open_repository
+from tonne.source.registry_upload import RegistryUpload
 from tonne.testing.processes import DebianRegistry
 
 pytestmark = [pytest.mark.system]
@@ -86,6 +93,49 @@ def test_killed_at_any_moment(tmp_path: Path, tonne: Tonne, docker_registry: Cal
         assert journals(tonne) == []
     assert resumed > 0, "no kill came while packs were being sent"
     assert stored_packs(registry) == total
+
+
+def test_sessions_go_on_where_the_registry_acknowledged(
+    tmp_path: Path, docker_registry: Callable[..., DebianRegistry]
+) -> None:
+    """Between two chunks of an upload: not a byte of the first is sent again."""
+    source = make_model(tmp_path / "model", shards=4, shard_bytes=12 * MIB)
+    address = docker_registry().address
+    whole = pack(source, f"{address}/go/whole:v1", tmp_path)
+    sent = 0
+
+    def stop_at_the_third(size: int) -> None:
+        nonlocal sent
+        sent += size
+        if sent > 2 * 16 * MIB:
+            raise Unreachable("the network is gone", where=address)
+
+    with pytest.raises(Unreachable):
+        pack(source, f"{address}/go/on:v1", tmp_path, stop_at_the_third)
+    again = pack(source, f"{address}/go/on:v1", tmp_path)
+    assert again.resumed
+    assert again.digest == whole.digest
+    assert again.sent_bytes == whole.sent_bytes - 2 * 16 * MIB
+
+
+def pack(source: Path, reference: str, folder: Path, before_append: Callable[[int], None] | None = None) -> PackResult:
+    """Pack in this process; `before_append` is told the size of each chunk, and may raise."""
+    settings = Settings(cache=CacheSettings(folder=folder / "cache"))
+    parsed = parse_reference(reference)
+    repository = open_repository(parsed, settings)
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            if before_append is not None:
+                append = RegistryUpload.append
+
+                def told(self: RegistryUpload, chunk: memoryview, deadline: Deadline) -> None:
+                    before_append(len(chunk))
+                    append(self, chunk, deadline)
+
+                patched.setattr(RegistryUpload, "append", told)
+            return pack_folder(source, parsed, repository, repository, PackOptions(), settings)
+    finally:
+        repository.close()
 
 
 @pytest.mark.slow

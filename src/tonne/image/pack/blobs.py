@@ -17,22 +17,31 @@ Chunks = Callable[[], Iterator[memoryview]]
 
 
 def store_blob(
-    sink: Sink, facts: SinkFacts, blob: Blob, chunks: Chunks, deadline: Deadline, count: Callable[[int], None]
+    sink: Sink,
+    facts: SinkFacts,
+    blob: Blob,
+    chunks: Chunks,
+    deadline: Deadline,
+    count: Callable[[int], None],
+    begun: Callable[[str], None] | None = None,
 ) -> None:
     """Store a blob unless it is there.
 
     Args:
         chunks: gives the bytes anew at each call, in chunks of `chunk_size(facts)` but for the last.
         count: told of bytes that were sent.
+        begun: told the token of each upload session before it gets bytes.
     """
     if sink.has(blob.digest, deadline) == blob.size_bytes:
         return
     if not facts.chunked or blob.size_bytes <= chunk_size(facts):
-        sink.put(blob, lambda: _counted(chunks(), count), deadline)
+        sink.put(blob, lambda: _counted(chunks(), count), deadline, begun)
         return
     for attempt in range(RESTARTS_MAX + 1):
         try:
             upload = sink.start(deadline)
+            if begun is not None:
+                begun(upload.token)
             for chunk in chunks():
                 upload.append(chunk, deadline)
                 count(len(chunk))

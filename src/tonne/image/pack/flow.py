@@ -17,7 +17,8 @@ class Flow:
 
     Any thread may call.  A slot is taken before a frame's content is read and given back when its stored bytes are out
     of our hands; a buffer of 4 MiB is lent with it and may come back earlier.  So memory is bounded by `slots`,
-    whatever the input.  After a failure every call but `give_*` raises.
+    whatever the input.  After a failure every call but `give_*` raises; what is under way may end by itself until
+    `abort`.
     """
 
     def __init__(self, slots: int, clock: Clock) -> None:
@@ -42,10 +43,22 @@ class Flow:
             self._sent_bytes += size_bytes
 
     def fail(self, error: BaseException) -> None:
-        """The work is over.  The first failure counts: those after it are often its echo."""
+        """Nothing new is begun.  The first failure counts: those after it are often its echo."""
         with self._lock:
             if self._failure is None:
                 self._failure = error
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the work, if it was ended."""
+        return self._failure
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def abort(self) -> None:
+        """Calls of seams that still run are over too."""
         self.halt.stop()
 
     def check(self) -> None:

@@ -4,6 +4,7 @@
     pack/KEY/journal    what is packed, against what, how: a run that differs in any of it starts over
     pack/KEY/bases      which packs of bases could be used, so that the next run decides alike
     pack/KEY/lane-L     the pack that lane L is sending: where it begins, and the token of its upload
+    pack/KEY/index      the token of the upload of a part of the index
     pack/KEY/packs/     a footer for each pack that was sent; lane, first frame, digest and size are its name
     pack/KEY/scratch/   tables of the run; emptied by the next one
 
@@ -203,6 +204,19 @@ class Journal:
 
     def forget_token(self, lane: int) -> None:
         self._unlink(self._folder / f"lane-{lane}")
+
+    def note_index(self, token: str) -> None:
+        """Note the session that takes a part of the index, or one of a base's packs; it is not gone on with."""
+        # Not synced: registries forget sessions by themselves, in a week.
+        write_document(self._folder / "index", json.dumps({"token": token}).encode(), durable=False)
+
+    def index_token(self) -> str | None:
+        """The newest session of `note_index` by the run before."""
+        token = (self._document(self._folder / "index") or {}).get("token")
+        return token if isinstance(token, str) else None
+
+    def forget_index(self) -> None:
+        self._unlink(self._folder / "index")
 
     @staticmethod
     def _unlink(path: Path) -> None:

@@ -97,7 +97,7 @@ class Lane:
 
     def _run(self) -> None:
         while (cell := self._queue.get()) is not None:
-            if self._flow.halt.stopped:
+            if self._flow.failed:
                 return
             if cell.stored is None:
                 raise AssertionError("a frame came to a lane before it was to be encoded")
@@ -108,7 +108,7 @@ class Lane:
                 self._flow.give_buffer(cell.buffer)
                 cell.buffer = None
             self._flow.give_slot()
-        if self._flow.halt.stopped:
+        if self._flow.failed:
             return
         self._close()
         self._cancel_open()

@@ -67,12 +67,14 @@ class Publisher:
         remaker: Remaker,
         new: list[SentPack],
         bases: list[BasePack],
+        begun: Callable[[str], None],
     ) -> None:
-        """`reader` reads from the target, with retries."""
+        """`reader` reads from the target, with retries.  `begun`: told of each upload session."""
         self._sink = sink
         self._reader = reader
         self._facts = facts
         self._flow = flow
+        self._begun = begun
         self._provider = provider
         self._remaker = remaker
         self._new = {pack.blob.digest: pack for pack in new}
@@ -125,7 +127,7 @@ class Publisher:
             for start in range(0, len(data), size):
                 yield memoryview(data)[start : start + size]
 
-        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent)
+        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent, self._begun)
 
     def _store_file(self, blob: Blob, path: Path) -> None:
         size = chunk_size(self._facts)
@@ -135,7 +137,7 @@ class Publisher:
                 while data := file.read(size):
                     yield memoryview(data)
 
-        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent)
+        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent, self._begun)
 
     # --- what the target lost ---
 

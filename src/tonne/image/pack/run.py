@@ -255,7 +255,9 @@ class _Packing:
         if unchanged:
             digest = images[0].digest
         else:
-            publisher = Publisher(self._repository, self._reader, facts, flow, provider, work.remaker, new, used)
+            publisher = Publisher(
+                self._repository, self._reader, facts, flow, provider, work.remaker, new, used, journal.note_index
+            )
             digest = publisher.publish(self._reference.name, encoded, built, manifest).digest
         journal.remove()
         return PackResult(
@@ -297,6 +299,7 @@ class _Packing:
     ) -> tuple[list[BaseSource], list[Image], bool]:
         """The bases, pinned: by the journal if it is of this very packing, else as they are now."""
         sources = [BaseSource(self._reference, self._reader)] if asked is None else list(asked)
+        self._cancel_index(journal, flow)
         previous = journal.read()
         if previous is not None and may_resume and {**previous, "bases": None} == {**plan, "bases": None}:
             pinned = previous.get("bases")
@@ -331,11 +334,21 @@ class _Packing:
     def _cancel_sessions(self, journal: Journal, flow: Flow) -> None:
         """Sessions of a packing that nobody goes on with; registries forget them by themselves, in a week."""
         for lane, (_, token) in journal.open_packs().items():
-            try:
-                self._repository.resume(token, flow.deadline).cancel(flow.deadline)
-            except TonneError:
-                pass
+            self._cancel(token, flow)
             journal.forget_token(lane)
+
+    def _cancel_index(self, journal: Journal, flow: Flow) -> None:
+        """The session of a part of the index, which is sent again as a whole."""
+        token = journal.index_token()
+        if token is not None:
+            self._cancel(token, flow)
+            journal.forget_index()
+
+    def _cancel(self, token: str, flow: Flow) -> None:
+        try:
+            self._repository.resume(token, flow.deadline).cancel(flow.deadline)
+        except TonneError:
+            pass
 
     def _still_there(self, journal: Journal, flow: Flow) -> list[SentPack]:
         """Packs of an earlier run that the target has; the others are forgotten, and will be sent again."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from tonne.errors import Interrupted
 from tonne.image.pack.base import Bases
 from tonne.image.pack.decide import Decider
 from tonne.image.pack.flow import Flow
@@ -23,7 +25,11 @@ SLOTS_FIRST = 8  # frames under way: two runs of a lane
 SLOTS_A_THREAD = 4  # more for each thread that encodes
 THREADS_MAX = 16  # by themselves: 7 GB/s of weights, more than a reader gives
 SLOTS_MAX = 32  # 128 MiB of content, and at most as much of encoded frames
-END_WAIT_S = 1.0  # for threads after a failure; they are told by deadlines that are over
+# A chunk that is cut in the middle costs its whole session at some registries (distribution 2.8), so after a failure
+# those under way may arrive; who pressed Ctrl-C waits less.
+GRACE_S = 5.0
+GRACE_INTERRUPTED_S = 1.0
+END_WAIT_S = 1.0  # after that, for threads that are told by deadlines that are over
 
 
 def slots_for(threads: int) -> int:
@@ -111,9 +117,12 @@ class Pass:
             pool.shutdown(wait=False, cancel_futures=True)
             for each in lanes:
                 each.end()
-            self.ended = _all_ended(
-                [*(each.thread for each in lanes), *([reading] if reading is not None else [])], END_WAIT_S
-            )
+            threads = [each.thread for each in lanes] + ([reading] if reading is not None else [])
+            stopped = isinstance(flow.failure, (KeyboardInterrupt, Interrupted))
+            self.ended = all_ended(threads, GRACE_INTERRUPTED_S if stopped else GRACE_S)
+            if not self.ended:
+                flow.abort()
+                self.ended = all_ended(threads, END_WAIT_S)
 
 
 def _guard(flow: Flow, reader: Reader, decider: Decider) -> None:
@@ -124,10 +133,9 @@ def _guard(flow: Flow, reader: Reader, decider: Decider) -> None:
         flow.fail(error)
 
 
-def _all_ended(threads: Iterator[threading.Thread] | list[threading.Thread], wait_s: float) -> bool:
-    ended = True
+def all_ended(threads: Sequence[threading.Thread], wait_s: float) -> bool:
+    """Wait that long in all; whether every thread has ended."""
+    end_s = time.monotonic() + wait_s
     for thread in threads:
-        thread.join(wait_s)
-        ended = ended and not thread.is_alive()
-        wait_s = wait_s if ended else 0.05
-    return ended
+        thread.join(max(0.0, end_s - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)

@@ -99,7 +99,9 @@ class PackWriter:
             self._send_whole(blob, footer)
         elif self._upload is None:
             # It fits a chunk: one request instead of three.
-            self._sink.put(blob, lambda: iter([memoryview(self._chunk)[: self._filled]]), self._flow.deadline)
+            self._sink.put(
+                blob, lambda: iter([memoryview(self._chunk)[: self._filled]]), self._flow.deadline, self._note_token
+            )
             self._flow.count_sent(self._filled)
         else:
             self._commit(blob, footer)
@@ -167,11 +169,14 @@ class PackWriter:
         if self._upload is None:
             self._upload = self._sink.start(self._flow.deadline)
             # Noted before it holds anything, so that it can be cancelled if nobody goes on with it.
-            self._journal.note_token(self.lane, self.start, self._upload.token)
+            self._note_token(self._upload.token)
         self._upload.append(memoryview(self._chunk)[: self._filled], self._flow.deadline)
         self._flow.count_sent(self._filled)
         self._filled = 0
-        self._journal.note_token(self.lane, self.start, self._upload.token)
+        self._note_token(self._upload.token)
+
+    def _note_token(self, token: str) -> None:
+        self._journal.note_token(self.lane, self.start, token)
 
     def _commit(self, blob: Blob, footer: bytes) -> None:
         while True:
