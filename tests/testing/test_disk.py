@@ -218,3 +218,28 @@ def test_a_name_that_comes_again_is_another_file(tmp_path: Path) -> None:
     disk.fsync(folder)
     disk.close(folder)
     assert after_power_cut({}, disk.steps, random.Random(1)) == {path: b"second"}
+
+
+def test_removed_names_punched_holes_and_untouched_files(tmp_path: Path) -> None:
+    for name in ("removed", "punched", "untouched"):
+        (tmp_path / name).write_bytes(b"x" * 8192)
+    before = files_below(tmp_path)
+    disk = FaultyDisk()
+    disk.unlink(str(tmp_path / "removed"))
+    descriptor = disk.open(str(tmp_path / "punched"), os.O_RDWR)
+    disk.punch(descriptor, 4096, 4096)
+    unsynced = [after_power_cut(before, disk.steps, random.Random(seed)) for seed in range(40)]
+    disk.fdatasync(descriptor)
+    disk.close(descriptor)
+    folder = disk.open(str(tmp_path), os.O_RDONLY | os.O_DIRECTORY)
+    disk.fsync(folder)
+    disk.close(folder)
+    punched, removed, untouched = (str(tmp_path / name) for name in ("punched", "removed", "untouched"))
+    hole = b"x" * 4096 + bytes(4096)
+    assert {removed in state for state in unsynced} == {True, False}
+    assert {state[punched] for state in unsynced} == {b"x" * 8192, hole}
+    assert all(state[untouched] == b"x" * 8192 for state in unsynced)
+    for seed in range(10):
+        state = after_power_cut(before, disk.steps, random.Random(seed))
+        assert state == {punched: hole, untouched: b"x" * 8192}
+    assert files_below(tmp_path) == state

@@ -27,7 +27,6 @@ import ssl
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -39,61 +38,17 @@ from tonne.testing.registry_actions import Exchange
 from tonne.testing.registry_blobs import BlobRoutes, Signer
 from tonne.testing.registry_body import Content, Response, document, error, page
 from tonne.testing.registry_contents import Contents, Manifest
-from tonne.testing.registry_http import Connection, ConnectionCut, Incoming, Server, send_response
+from tonne.testing.registry_http import Connection, ConnectionCut, Incoming, send_response
 from tonne.testing.registry_manifests import ManifestRoutes
+from tonne.testing.registry_record import Record
 from tonne.testing.registry_request import Request, parse_request
 from tonne.testing.registry_rules import Rules
+from tonne.testing.registry_server import Server
 from tonne.testing.registry_uploads import UploadRoutes
 
 __all__ = ["Auth", "Contents", "FaultRegistry", "Record", "Rules"]
 
 _FORM_BYTES_MAX = 64 * 1024
-
-
-@dataclass(slots=True)
-class Record:
-    """One request and what became of it.  `status` is 0 while there is no answer; body bytes grow as they move.
-
-    `range` is the closed range that was asked as (start, end), end exclusive; None for none or another form.
-    """
-
-    request: Request
-    began_s: float  # monotonic
-    status: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    fault: Fault | None = None
-
-    @property
-    def kind(self) -> str:
-        return self.request.kind
-
-    @property
-    def method(self) -> str:
-        return self.request.method
-
-    @property
-    def path(self) -> str:
-        return self.request.path
-
-    @property
-    def repository(self) -> str:
-        return self.request.repository
-
-    @property
-    def subject(self) -> str:
-        """Digest, tag or upload."""
-        return self.request.subject
-
-    @property
-    def range(self) -> tuple[int, int] | None:
-        first, dash, last = self.request.headers.get("range", "").removeprefix("bytes=").partition("-")
-        return (int(first), int(last) + 1) if dash and first.isdigit() and last.isdigit() else None
-
-    @property
-    def scheme(self) -> str:
-        """Of the credentials that came along: ``basic``, ``bearer`` or nothing."""
-        return self.request.headers.get("authorization", "").partition(" ")[0].lower()
 
 
 class FaultRegistry:

@@ -70,6 +70,11 @@ class Upload:
             self._busy = True
             return self._owner, was_busy
 
+    @property
+    def gone(self) -> bool:
+        """Committed or dropped."""
+        return self._gone
+
     def release(self, owner: object) -> None:
         with self._lock:
             if owner is self._owner:
