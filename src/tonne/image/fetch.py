@@ -45,7 +45,7 @@ def _buffer(size_bytes: int) -> memoryview:
 
     Not a bytearray: that writes zeros first, while NumPy leaves the memory untouched and asks for huge pages.
     """
-    return memoryview(np.empty(size_bytes, np.uint8))
+    return np.empty(size_bytes, np.uint8).data
 
 
 class Kept(Protocol):
