@@ -255,7 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def compacts_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tonne.store.log, "_COMPACT_BYTES_MIN", 0)
-    monkeypatch.setattr(tonne.store.log, "_COMPACT_FACTOR", 1)
+    monkeypatch.setattr(tonne.store.log, "_COMPACT_FACTOR", 0)
 
 
 TestStore = StoreMachine.TestCase
