@@ -239,7 +239,6 @@ def test_removed_names_punched_holes_and_untouched_files(tmp_path: Path) -> None
     assert {removed in state for state in unsynced} == {True, False}
     assert {state[punched] for state in unsynced} == {b"x" * 8192, hole}
     assert all(state[untouched] == b"x" * 8192 for state in unsynced)
-    for seed in range(10):
-        state = after_power_cut(before, disk.steps, random.Random(seed))
-        assert state == {punched: hole, untouched: b"x" * 8192}
-    assert files_below(tmp_path) == state
+    certain = {punched: hole, untouched: b"x" * 8192}
+    assert all(after_power_cut(before, disk.steps, random.Random(seed)) == certain for seed in range(10))
+    assert files_below(tmp_path) == certain
