@@ -93,7 +93,7 @@ class Killer:
 
     def leftovers(self) -> list[Path]:
         """Temporary files, and what the cache holds of work that is done."""
-        found = [path for path in self.temporary.rglob("*")]
+        found = list(self.temporary.rglob("*"))
         for name in ("pack", "copy"):
             found += (self.tonne.cache / name).rglob("*")
         return found + [path for path in self.tonne.cache.rglob("*") if path.suffix in (".new", ".tmp")]
@@ -121,7 +121,8 @@ def settled(count: Callable[[], int]) -> int:
 
 def held_by(registry: FaultRegistry, repository: str) -> int:
     """Bytes of a repository's blobs, and of uploads on their way there."""
-    sizes = [upload.size_bytes for upload in registry.contents.uploads() if upload.repository == repository]
+    uploads = [upload for upload in registry.contents.uploads() if upload.repository == repository]
+    sizes = [upload.size_bytes for upload in uploads if not upload.gone]
     for digest in registry.contents.digests(repository):
         content = registry.contents.blob(repository, digest)
         assert content is not None
@@ -129,9 +130,14 @@ def held_by(registry: FaultRegistry, repository: str) -> int:
     return sum(sizes)
 
 
-def open_uploads(registry: FaultRegistry, repository: str) -> list[int]:
-    """The bytes of each upload that is in progress."""
-    return [upload.size_bytes for upload in registry.contents.uploads() if upload.repository == repository]
+def forgotten_uploads(registry: FaultRegistry, repository: str) -> list[int]:
+    """The bytes of each upload that is in progress, but for those of which nobody alive was told: a process that dies
+    before the answer to its POST, or before it can note it, leaves an empty one, which registries remove in time."""
+    used = {record.subject for record in registry.requests if record.kind.startswith("upload-") and record.subject}
+    uploads = [upload for upload in registry.contents.uploads() if upload.repository == repository]
+    unknown = [upload for upload in uploads if upload.id not in used and not upload.size_bytes]
+    assert len(unknown) <= LANES, "more than can have been on their way"
+    return [upload.size_bytes for upload in uploads if upload not in unknown]
 
 
 def received(registry: FaultRegistry, repository: str, since: int = 0) -> int:
@@ -156,6 +162,7 @@ class DebianFiles:
         root = registry.data / "docker" / "registry" / "v2"
         self._blobs = root / "blobs" / "sha256"
         self._repository = root / "repositories" / repository
+        self._log = registry.log
 
     def stored(self) -> int:
         """Bytes of its blobs."""
@@ -163,12 +170,25 @@ class DebianFiles:
         names = [path.parent.name for path in links]
         return sum(_size(self._blobs / name[:2] / name / "data") for name in names)
 
-    def uploads(self) -> list[int]:
-        """Bytes of each session that is open."""
-        return [_size(path / "data") for path in (self._repository / "_uploads").glob("*")]
+    def uploads(self) -> dict[str, int]:
+        """Bytes of each session that is open.  What a committed one leaves is an empty folder of hashes."""
+        folders = (self._repository / "_uploads").glob("*")
+        return {path.name: _size(path / "data") for path in folders if (path / "startedat").exists()}
 
     def moved(self) -> int:
-        return self.stored() + sum(self.uploads())
+        return self.stored() + sum(self.uploads().values())
+
+    def forgotten_uploads(self) -> list[str]:
+        """Sessions that a client could have gone on with or cancelled, and did not.
+
+        Not those for which it asked and got 404: so this registry answers when a PATCH was cut or its answer was lost,
+        then to all that is asked of them, and removes their files when they are a week old.  Nor those of which nobody
+        alive was told.
+        """
+        lines = self._log.read_text(errors="replace").splitlines()
+        ended = "\n".join(line for line in lines if '"GET /v2' in line and 'HTTP/1.1" 404' in line)
+        used = "\n".join(line for line in lines if '"PATCH /v2' in line or '"PUT /v2' in line)
+        return [name for name, size in self.uploads().items() if name not in ended and (size or name in used)]
 
 
 def _size(path: Path) -> int:

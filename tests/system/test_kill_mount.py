@@ -177,10 +177,10 @@ def test_killed_under_readers(tmp_path: Path, source: Path, kills: int, stalled:
                 registry.faults.add(Fault("blob-get", Stall(LIMIT_S), nth=pass_until, times=None))
             with dropping_pages(point) as drop_pages, readers(point, source, 100 * turn) as processes:
                 if stalled:
-                    wait_for("a stall", lambda n=pass_until: len(_waiting(registry)) >= 1)
+                    wait_for("a stall", lambda: len(_waiting(registry)) >= 1)
                     time.sleep(1.5)  # what came before it is decoded, kept and given to its readers
                 else:
-                    wait_for("bytes", lambda: fetched(registry, asked_for_index) > 2 * MIB)
+                    wait_for("bytes", lambda since=asked_for_index: fetched(registry, since) > 2 * MIB)
                     time.sleep(chance.uniform(0, 1.5))
                 before = ranges(registry.requests)
                 came = fetched(registry, asked_for_index)

@@ -136,9 +136,17 @@ class LayoutRepository:
             earlier.abandon()
         return self._upload(token, self._folder.uploads.open(token), resumed=True)
 
-    def put(self, blob: Blob, chunks: Callable[[], Iterator[memoryview]], deadline: Deadline) -> None:
+    def put(
+        self,
+        blob: Blob,
+        chunks: Callable[[], Iterator[memoryview]],
+        deadline: Deadline,
+        begun: Callable[[str], None] | None = None,
+    ) -> None:
         upload = self.start(deadline)
         try:
+            if begun is not None:
+                begun(upload.token)
             for chunk in chunks():
                 upload.append(chunk, deadline)
             upload.finish(blob.digest, deadline)

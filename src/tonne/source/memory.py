@@ -173,7 +173,13 @@ class MemoryRepository:
                 raise SessionLost("no such upload", where=self.origin)
         return MemoryUpload(self, session)
 
-    def put(self, blob: Blob, chunks: Callable[[], Iterator[memoryview]], deadline: Deadline) -> None:
+    def put(
+        self,
+        blob: Blob,
+        chunks: Callable[[], Iterator[memoryview]],
+        deadline: Deadline,
+        begun: Callable[[str], None] | None = None,
+    ) -> None:
         self._enter(Asked("put", str(blob.digest), length=blob.size_bytes), deadline)
         data = b"".join(chunks())
         if len(data) != blob.size_bytes or not blob.digest.matches(data):

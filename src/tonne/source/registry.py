@@ -182,11 +182,17 @@ class RegistryRepository:
         self._calls.insist(deadline, lambda: upload.ask(deadline))
         return upload
 
-    def put(self, blob: Blob, chunks: Callable[[], Iterator[memoryview]], deadline: Deadline) -> None:
+    def put(
+        self,
+        blob: Blob,
+        chunks: Callable[[], Iterator[memoryview]],
+        deadline: Deadline,
+        begun: Callable[[str], None] | None = None,
+    ) -> None:
         tries = self._calls.backoff.tries(self._registry.clock, deadline)
         while True:
             try:
-                self._put_once(blob, chunks, deadline)
+                self._put_once(blob, chunks, deadline, begun)
                 return
             except (Unavailable, SessionLost) as error:
                 if error.retryable and self.has(blob.digest, deadline) == blob.size_bytes:
@@ -264,8 +270,17 @@ class RegistryRepository:
             raise ProtocolError("the registry names no place for an upload", where=self._where)
         return RegistryUpload(self._calls, location)
 
-    def _put_once(self, blob: Blob, chunks: Callable[[], Iterator[memoryview]], deadline: Deadline) -> None:
-        url = with_query(self.start(deadline).location, "digest", str(blob.digest))
+    def _put_once(
+        self,
+        blob: Blob,
+        chunks: Callable[[], Iterator[memoryview]],
+        deadline: Deadline,
+        begun: Callable[[str], None] | None,
+    ) -> None:
+        upload = self.start(deadline)
+        if begun is not None:
+            begun(upload.token)
+        url = with_query(upload.location, "digest", str(blob.digest))
         body = StreamBody(blob.size_bytes, chunks)
         headers = (("Content-Type", "application/octet-stream"),)
         what = "cannot send a blob"

@@ -157,8 +157,18 @@ class Sink(Protocol):
     def resume(self, token: str, deadline: Deadline) -> Upload:
         """Go on with an upload of an earlier process; `SessionLost` when it is gone.  Asks what is acknowledged."""
 
-    def put(self, blob: Blob, chunks: Callable[[], Iterator[memoryview]], deadline: Deadline) -> None:
-        """Store a blob of known digest and length in one request; `chunks` is called anew for each attempt."""
+    def put(
+        self,
+        blob: Blob,
+        chunks: Callable[[], Iterator[memoryview]],
+        deadline: Deadline,
+        begun: Callable[[str], None] | None = None,
+    ) -> None:
+        """Store a blob of known digest and length in one request; `chunks` is called anew for each attempt.
+
+        `begun` is told the token of the session before it gets bytes, where there is one: whoever is killed in between
+        may `resume` and cancel it, or go on with it.
+        """
 
     def put_manifest(self, name: str, document: Document, deadline: Deadline) -> None:
         """Store a manifest under a tag or digest.  `MissingBlob` with the field `digests` (space-separated) when blobs
