@@ -47,7 +47,7 @@ def store_blob(
                 count(len(chunk))
             upload.finish(blob.digest, deadline)
             return
-        except SessionLost:
+        except (SessionLost, CorruptBytes):
             if attempt == RESTARTS_MAX:
                 raise
 

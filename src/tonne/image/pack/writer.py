@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tonne.errors import CorruptLocal, SessionLost
+from tonne.errors import CorruptBytes, CorruptLocal, SessionLost, TonneError
 from tonne.image.pack.cell import Stored
 from tonne.image.pack.flow import Flow
 from tonne.image.pack.journal import Journal, SentPack
@@ -124,7 +124,7 @@ class PackWriter:
         except SessionLost as lost:
             self._restart(lost, data)
 
-    def _restart(self, lost: SessionLost, data: memoryview) -> None:
+    def _restart(self, lost: TonneError, data: memoryview) -> None:
         """A new session: everything that was in the old one, then `data`."""
         while True:
             if self._restarts >= RESTARTS_MAX:
@@ -188,7 +188,8 @@ class PackWriter:
                 if self._upload is not None:
                     self._upload.finish(blob.digest, self._flow.deadline)
                 return
-            except SessionLost as lost:
+            except (SessionLost, CorruptBytes) as lost:
+                # Another digest: the registry dropped bytes that it had acknowledged, as some have been seen to do.
                 self._restart(lost, memoryview(footer))
 
     def _send_whole(self, blob: Blob, footer: bytes) -> None:
