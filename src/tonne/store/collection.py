@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -131,7 +132,13 @@ class Collector:
     def _take(self, digest: Digest, stripes: list[int]) -> int:
         starts = np.array(stripes, np.int64) * STRIPE_BYTES
         with self._pinned(digest) as held:
-            freed, left = held.punch(ByteRanges(starts, starts + STRIPE_BYTES))
+            try:
+                freed, left = held.punch(ByteRanges(starts, starts + STRIPE_BYTES))
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                # Not even room to say what is dropped; to remove all of the blob needs none.
+                return held.forget()
             if not left:
                 freed += held.forget()
         return freed

@@ -18,6 +18,7 @@ A process that finds its log or its data without a name (link count 0) opens the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -170,6 +171,7 @@ class HeldBlob:
         with self._alone(create=False) as files:
             if files is None:
                 return 0, 0
+            self._must_be_writable(files)
             before = self._blocks_bytes(files)
             self._append(DROPPED, ranges)
             self._disk.fdatasync(self._log.descriptor)
@@ -358,6 +360,8 @@ class HeldBlob:
                 if files is None:
                     yield None
                     return
+                if create:
+                    self._must_be_writable(files)
                 self._take_lock(files.data, give_up_s)
                 try:
                     if self._is_current(files):
@@ -369,6 +373,10 @@ class HeldBlob:
                     self._reset()
         finally:
             self._turn.release()
+
+    def _must_be_writable(self, files: BlobFiles) -> None:
+        if not files.writable:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), self.folder)
 
     def _take_lock(self, descriptor: int, give_up_s: float) -> None:
         pause_s = _POLL_FIRST_S

@@ -9,7 +9,7 @@ from tonne.clock import Clock
 from tonne.durable import local_error
 from tonne.errors import DiskFull, LocalError, TonneError
 
-PAUSE_S = 5.0  # after a failure to write, before the next attempt
+PAUSE_S = 2.0  # after a failure to write, before the next attempt
 _REPORT_AGAIN_S = 600.0  # a trouble that goes on is told so often
 
 
