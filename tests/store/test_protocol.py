@@ -6,6 +6,7 @@ import copy
 import errno
 import os
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -167,6 +168,25 @@ def test_eviction_under_a_reader(world: World) -> None:
     at(one, "preadv", lambda: punch(two, 2))
     assert not one.held.read(FRAMES[5][0], memoryview(out))
     assert held(one) == set()
+
+
+def test_eviction_and_return_under_a_reader(world: World) -> None:
+    """The bytes were a hole when they were read, and are there again when the log is looked at."""
+    one, two = world.process(), world.process()
+    write(one, 5)
+    out = bytearray(FRAMES[5][1])
+    real = one.disk.preadv
+
+    def preadv(descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        one.disk.preadv = real  # type: ignore[method-assign]
+        punch(two, 2)
+        count = real(descriptor, buffers, offset)
+        write(two, 5)
+        return count
+
+    one.disk.preadv = preadv  # type: ignore[method-assign]
+    assert one.held.read(FRAMES[5][0], memoryview(out))
+    assert out == content(5)
 
 
 def test_eviction_frees_blocks_and_says_how_many(world: World) -> None:

@@ -39,6 +39,7 @@ from tonne.store.records import DROPPED, DURABLE, WRITTEN, Claims, LogKey
 LOCK_WAIT_S = 2.0  # holders work for milliseconds; a reader must not wait long for a cache
 _POLL_FIRST_S = 0.0002
 _POLL_MAX_S = 0.01
+_READ_ATTEMPTS = 3  # of a read that something was taken away under
 STAMP_EVERY_MS = 1000  # how exact the last use is
 
 
@@ -69,22 +70,28 @@ class HeldBlob:
         self._beyond = NOTHING  # claimed by the log, but behind the end of the data
         self._fresh = True  # the names of the files may not be on the disk yet, whoever made them
         self._retired: list[int] = []  # descriptors that others may still be using
+        self._losses = 0  # how often anything was taken away
         self._stamped: dict[int, int] = {}
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, out: memoryview) -> bool:
         """Fill `out`, unverified; False when not all of it is held (`out` may then hold rubbish)."""
-        with self._state:
-            files = self._look(create=False)
-            if files is None or not self._has(offset, out.nbytes):
-                return False
-        if read_all(self._disk, files.data, offset, out) != out.nbytes:
-            raise OSError(None, "the cached file is shorter than its records say", self.folder)
-        # If it was evicted meanwhile, the record went before the bytes did.
-        with self._state:
-            self._refresh()
-            return self._log.claims.held.has(offset, out.nbytes)
+        for _ in range(_READ_ATTEMPTS):
+            with self._state:
+                files = self._look(create=False)
+                if files is None or not self._has(offset, out.nbytes):
+                    return False
+                losses = self._losses
+            count = read_all(self._disk, files.data, offset, out)
+            with self._state:
+                self._refresh()
+                if losses != self._losses:
+                    continue  # perhaps this was evicted before it was read: the record goes before the bytes do
+            if count != out.nbytes:
+                raise OSError(errno.EIO, "the file is shorter than its records say", self.folder)
+            return True
+        return False
 
     def holds(self, starts: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:
         """Which of the ranges, arrays (n,), are held."""
@@ -309,10 +316,12 @@ class HeldBlob:
         if dropped is None:
             self._reopen_log(files)
         elif len(dropped):
+            self._losses += 1
             self._pending -= dropped
             self._syncing -= dropped
 
     def _reopen_log(self, files: BlobFiles) -> None:
+        self._losses += 1
         # What a new log does not show is whether a range was dropped and came back: then our sync was of other bytes.
         unsynced = self._pending | self._syncing
         self._pending = self._syncing = NOTHING
@@ -332,6 +341,7 @@ class HeldBlob:
 
     def _take_away(self, gone: ByteRanges) -> None:
         """Forget in memory alone."""
+        self._losses += 1
         claims = self._log.claims
         self._log.claims = Claims(claims.held - gone, claims.durable - gone)
         self._pending -= gone
@@ -341,6 +351,7 @@ class HeldBlob:
         if self._files is not None:
             self._retired += [self._files.data, self._files.records, self._files.used]
         self._files = None
+        self._losses += 1
         self._log = Log(self._disk, -1, self._key)
         self._pending = self._syncing = self._beyond = NOTHING
         self._stamped = {}
@@ -398,6 +409,7 @@ class HeldBlob:
         with self._state:
             self._log.append(kind, ranges)
             if kind == DROPPED:
+                self._losses += 1
                 self._pending -= ranges
                 self._syncing -= ranges
 

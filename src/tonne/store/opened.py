@@ -63,8 +63,9 @@ class OpenedBlobs:
             for digest in [digest for digest, held in self._held.items() if not held.pins]:
                 self._held.pop(digest).close()
 
-    def __len__(self) -> int:
-        return len(self._held)
+    def is_crowded(self) -> bool:
+        """Whether more are open than should be, because they wait to be synced."""
+        return len(self._held) > self._blobs_max
 
     def _close_idle(self) -> None:
         excess = len(self._held) - self._blobs_max

@@ -196,7 +196,7 @@ class Store:
         return verdict.is_allowed
 
     def _wrote(self, digest: Digest, unsynced_bytes: int) -> None:
-        self._syncer.wrote(digest, is_urgent=unsynced_bytes >= self._sync_bytes)
+        self._syncer.wrote(digest, is_urgent=unsynced_bytes >= self._sync_bytes or self._opened.is_crowded())
 
     def _sync_one(self, digest: Digest) -> None:
         with (
