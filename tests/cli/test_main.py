@@ -68,9 +68,14 @@ def test_errors_say_what_to_do(words: tuple[str, ...], code: str, status: int) -
 
 
 @pytest.fixture
-def silent_server() -> Iterator[str]:
+def held() -> list[socket.socket]:
+    """The connections that the silent server has accepted."""
+    return []
+
+
+@pytest.fixture
+def silent_server(held: list[socket.socket]) -> Iterator[str]:
     """Accepts connections and never says a word."""
-    held: list[socket.socket] = []
     listener = socket.create_server(("127.0.0.1", 0))
 
     def accept() -> None:
@@ -91,13 +96,15 @@ def silent_server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_at_once(silent_server: str, number: signal.Signals) -> None:
+def test_a_signal_ends_it_at_once(silent_server: str, held: list[socket.socket], number: signal.Signals) -> None:
     process = subprocess.Popen(
         [*COMMAND, "--no-cache", "--json", "inspect", f"{silent_server}/a:v1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    time.sleep(1.5)
+    while not held:
+        assert process.poll() is None
+        time.sleep(0.01)
     began_s = time.monotonic()
     process.send_signal(number)
     out, said = process.communicate(timeout=30)

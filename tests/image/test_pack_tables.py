@@ -95,8 +95,9 @@ def test_a_digest_is_found_where_it_was_seen_first(values: list[tuple[int, int]]
     for value, name in enumerate(names):
         found = [place for place in table.find(name) if names[place] == name]
         others = {other for other in names if other[:8] == name[:8]}
-        assert not found or found[0] == names.index(name)
-        assert found or len(others) > 1, f"{value} was lost though nothing collides with it"
+        # One of those that collide may be lost, and found later where it was stored again.
+        if len(others) == 1:
+            assert found[:1] == [names.index(name)], f"{value} was lost though nothing collides with it"
 
 
 @given(n=st.integers(0, 1 << 40))

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import stat
-import statistics
 import subprocess
 import sys
 import time
@@ -276,16 +275,23 @@ def test_the_kernel_reads_far_ahead(mounted: Path) -> None:
 
 
 def test_names_are_asked_once(mounted: Path) -> None:
+    """The kernel answers from its own memory: whoever serves the mount is not even woken."""
+    server = json.loads(os.getxattr(mounted, "user.tonne.mount"))["pid"]
     os.stat(mounted / "public" / "file")
-    times = []
-    for _ in range(50):
-        begin = time.perf_counter()
-        for _ in range(100):
-            os.stat(mounted / "public" / "file")
-            os.path.exists(mounted / "public" / "missing")
-        times.append(time.perf_counter() - begin)
-    # A hundred round trips through Python would take a hundred times as long as a hundred looks into the kernel's own.
-    assert statistics.median(times) < 0.02
+    os.path.exists(mounted / "public" / "missing")
+    before = times_woken(server)
+    for _ in range(3000):
+        os.stat(mounted / "public" / "file")
+        os.path.exists(mounted / "public" / "missing")
+    assert times_woken(server) - before < 300
+
+
+def times_woken(pid: int) -> int:
+    """How often the threads of a process gave up a core to wait."""
+    found = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        found += int(status.read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    return found
 
 
 # --- options ---

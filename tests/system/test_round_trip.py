@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.command import Tonne
-from tests.system.trees import differences, facts_of, make_hard_tree
+from tests.system.trees import FRAME_BYTES, differences, facts_of, make_hard_tree
 from tonne.testing.processes import DebianRegistry
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -59,6 +59,7 @@ def test_holes_take_no_room_after_a_pull(tmp_path: Path) -> None:
     tonne.run("pull", reference, tmp_path / "pulled")
     stat = (tmp_path / "pulled" / "sparse").stat()
     assert stat.st_size == 512 * MIB
-    assert stat.st_blocks * 512 < MIB
+    # A hole is kept in whole frames: the one with the head in it is content.
+    assert stat.st_blocks * 512 <= FRAME_BYTES
     with (tmp_path / "pulled" / "sparse").open("rb") as file:
         assert file.read(8) == b"head\0\0\0\0"
