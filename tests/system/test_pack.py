@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 import time
@@ -26,7 +25,6 @@ from tonne.testing.processes import DebianRegistry
 pytestmark = [pytest.mark.system]
 
 MIB = 1024 * 1024
-KILLS = 20
 
 
 def make_model(folder: Path, seed: int = 0, shards: int = 6, shard_bytes: int = 12 * MIB) -> Path:
@@ -48,51 +46,6 @@ def tonne(tmp_path: Path) -> Tonne:
 def journals(tonne: Tonne) -> list[Path]:
     folder = tonne.cache / "pack"
     return sorted(folder.rglob("*")) if folder.exists() else []
-
-
-def stored_packs(registry: DebianRegistry, repository: str = "") -> int:
-    """Bytes of the packs that the registry has committed, in all repositories or in one."""
-    root = registry.data / "docker" / "registry" / "v2"
-    if repository:
-        links = (root / "repositories" / repository / "_layers" / "sha256").glob("*/link")
-        digests = [link.read_text().removeprefix("sha256:") for link in links]
-        paths = [root / "blobs" / "sha256" / digest[:2] / digest / "data" for digest in digests]
-    else:
-        paths = list((root / "blobs").rglob("data"))
-    sizes = [path.stat().st_size for path in paths]
-    return sum(size for size in sizes if size > MIB)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_at_any_moment(tmp_path: Path, tonne: Tonne, docker_registry: Callable[..., DebianRegistry]) -> None:
-    """What is in the registry is not sent again, the digest is the same, nothing is left.
-
-    A pack takes two chunks; a killed one leaves packs that are done, sessions that go on, and some that were cut.
-    """
-    source = make_model(tmp_path / "model", shards=5)
-    registry = docker_registry()
-    began_s = time.monotonic()
-    whole = tonne.json("pack", source, f"{registry.address}/kill/whole:v1", "--pack-size", "24MiB")
-    took_s = time.monotonic() - began_s
-    total = stored_packs(registry)
-    moments = random.Random(11)
-    resumed = 0
-    for turn in range(KILLS):
-        reference = f"{registry.address}/kill/turn-{turn}:v1"
-        process = tonne.start("pack", source, reference, "--pack-size", "24MiB", "--json")
-        time.sleep(moments.uniform(0.2, 1.1) * took_s)
-        process.kill()
-        process.communicate()
-        finished = stored_packs(registry, f"kill/turn-{turn}")
-        again = tonne.json("pack", source, reference, "--pack-size", "24MiB")
-        assert again["digest"] == whole["digest"]
-        # This registry drops a session of which a chunk was cut, so that pack is sent from its start.
-        assert again["sentBytes"] <= whole["sentBytes"] - finished
-        resumed += again["resumed"] and again["sentBytes"] < total - 24 * MIB
-        assert journals(tonne) == []
-    assert resumed > 0, "no kill came while packs were being sent"
-    assert stored_packs(registry) == total
 
 
 def test_sessions_go_on_where_the_registry_acknowledged(
