@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,8 @@ def test_to_a_registry_that_keeps_what_came(tmp_path: Path, killer: Killer, kill
             name = f"kill/turn-{turn}"
             words = ("cp", reference, f"{target.address}/{name}:v1", "--json")
             origin.forget_requests()
-            hit = killer.kill(moment, took_s, total, lambda name=name: held_by(target, name), *words)
-            held = settled(lambda name=name: held_by(target, name))
+            hit = killer.kill(moment, took_s, total, partial(held_by, target, name), *words)
+            held = settled(partial(held_by, target, name))
             hits += hit
             partly += hit and SMALL_BYTES < held < total - SMALL_BYTES
             since, here = len(target.requests), len(origin.requests)

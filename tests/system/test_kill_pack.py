@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,8 @@ def test_a_registry_that_keeps_what_came_gets_nothing_twice(
         for turn, moment in enumerate(moments(11, kills)):
             name = f"kill/turn-{turn}"
             words = ("pack", source, f"{registry.address}/{name}:v1", *OPTIONS)
-            hit = killer.kill(moment, took_s, total, lambda name=name: held_by(registry, name), *words)
-            held = settled(lambda name=name: held_by(registry, name))
+            hit = killer.kill(moment, took_s, total, partial(held_by, registry, name), *words)
+            held = settled(partial(held_by, registry, name))
             hits += hit
             partly += hit and SMALL_BYTES < held < total - SMALL_BYTES
             before = len(registry.requests)
