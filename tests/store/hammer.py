@@ -88,7 +88,9 @@ def main(folder: Path, seed: int, seconds: float) -> int:
         for thread in threads:
             thread.join()
     wrong = sum(result[1] for result in results)
-    sys.stdout.write(f"{sum(result[0] for result in results)} right, {wrong} wrong, {events}\n")
+    sys.stdout.write(
+        f"{sum(result[0] for result in results)} right, {wrong} wrong, {[str(event) for event in events]}\n"
+    )
     return 0 if len(results) == 2 and not wrong and not events else 1
 
 

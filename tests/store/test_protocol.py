@@ -152,6 +152,18 @@ def test_a_blob_forgotten_by_another_is_begun_anew(world: World) -> None:
     assert held(one) == held(two) == held(world.process()) == {4}
 
 
+def test_a_sync_of_a_blob_that_another_forgot_is_no_error(world: World) -> None:
+    one, two = world.process(), world.process()
+    write(one, 0, 3)
+    two.held.forget()
+    one.held.sync()
+    assert one.held.unsynced_bytes() == 0
+    assert held(one) == set()
+    write(two, 4)
+    one.held.sync()
+    assert held(one) == {4}
+
+
 def test_data_removed_by_hand(world: World) -> None:
     one = world.process()
     write(one, 0, 3)

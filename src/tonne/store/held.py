@@ -160,6 +160,10 @@ class HeldBlob:
                         sync_folder(self._disk, os.path.dirname(self.folder))
                         self._fresh = False
                     self._disk.fdatasync(files.data)
+                except FileNotFoundError:
+                    with self._state:
+                        self._refresh()  # the folder is gone: forgotten by another process
+                    return
                 except OSError:
                     with self._state:
                         self._syncing = NOTHING
