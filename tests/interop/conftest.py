@@ -82,4 +82,4 @@ def run(*words: object, **options: Any) -> str:
     """A client's run, which must succeed; its output."""
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=240, **options)
     assert done.returncode == 0, f"{words}:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    return done.stdout
+    return str(done.stdout)
