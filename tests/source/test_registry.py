@@ -171,7 +171,20 @@ def test_refusals_of_a_manifest(serve: Serve, answer: Answer, error: type[errors
     repository = opened(server)
     with pytest.raises(error):
         repository.put_manifest("v1", DOCUMENT, soon())
-    assert len(server.seen) == 1
+    # What was stored wrongly may have been damaged on its way, once.
+    assert [seen.method for seen in server.seen].count("PUT") == (2 if error is errors.CorruptBytes else 1)
+    repository.close()
+
+
+def test_a_success_without_a_digest_is_looked_up(serve: Serve) -> None:
+    """A captive portal says 200 to everything."""
+    server = serve(lambda seen: Answer(200, b"<html>log in</html>", {"Content-Type": "text/html"}))
+    repository = opened(server, attempts=1)
+    with pytest.raises(errors.ProtocolError):
+        repository.put_manifest("v1", DOCUMENT, soon())
+    assert [seen.method for seen in server.seen][:2] == ["PUT", "HEAD"]
+    with pytest.raises(errors.ProtocolError):
+        repository.start(soon())
     repository.close()
 
 

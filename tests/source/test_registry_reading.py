@@ -161,6 +161,19 @@ def test_the_second_denial_is_real(serve: Serve) -> None:
     repository.close()
 
 
+def test_a_first_target_that_is_denied_is_renewed_once(serve: Serve) -> None:
+    site = Site(serve, VirtualClock())
+    repository = site.open()
+    site.deny = 1
+    assert read(repository) == DATA[1000:6000]
+    assert site.signed == 2
+    site.ends.clear()
+    site.deny = 2
+    with pytest.raises(errors.Forbidden):
+        read(repository)
+    repository.close()
+
+
 def test_without_renewal_the_denial_is_seen(serve: Serve) -> None:
     clock = VirtualClock()
     site = Site(serve, clock, life_s=2)

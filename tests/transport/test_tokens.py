@@ -279,8 +279,8 @@ def test_a_token_that_the_user_gives_is_used_alone(serve: Serve) -> None:
         (Answer(200, b"<html>"), errors.ProtocolError),
         (Answer(200, b'{"token":""}'), errors.ProtocolError),
         (Answer(200, b'{"token":"a\\r\\nX-Evil: 1"}'), errors.ProtocolError),
-        (Answer(200, b"x" * 70_000), errors.LongBody),
-        (Answer(200, b"{}", cut=1), errors.ShortBody),
+        (Answer(200, b"x" * 70_000), errors.ProtocolError),
+        (Answer(200, b"{}", cut=1), errors.ProtocolError),
     ],
 )
 def test_failures_of_the_token_server(serve: Serve, answer: Answer, error: type[errors.TonneError]) -> None:

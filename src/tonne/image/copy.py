@@ -40,6 +40,7 @@ from tonne.source.seam import Document, Priority, Repository, SinkFacts, Source,
 from tonne.wire.oci import DOCKER_LIST_TYPE, INDEX_TYPE, parse_json
 
 SESSIONS_MAX = 4  # of one blob: registries that lose a session whenever a connection breaks exist
+READINGS_MAX = 2  # of a blob that comes with the wrong digest: the second time it is stored so
 CANCEL_S = 5.0
 BLOBS_AT_ONCE = 4  # uploads of one blob go strictly in order, so speed comes from several blobs
 
@@ -192,7 +193,10 @@ class _Copy:
             return False  # no right to read there through the target's session: then it is sent
 
     def _put(self, blob: Blob) -> None:
+        wrong = False
+
         def chunks() -> Iterator[memoryview]:
+            nonlocal wrong
             hasher = blob.digest.hasher()
             at = 0
             while at < blob.size_bytes:
@@ -202,18 +206,29 @@ class _Copy:
                 hasher.update(chunk)
                 at += len(chunk)
                 if at == blob.size_bytes and hasher.hexdigest() != blob.digest.hex:
+                    wrong = True
                     raise _wrong(blob, self._source.origin)
                 yield chunk
 
-        self._target.put(blob, chunks, self._halt.deadline)
+        for left in reversed(range(READINGS_MAX)):
+            try:
+                self._target.put(blob, chunks, self._halt.deadline)
+                break
+            except CorruptBytes as error:
+                if not wrong or not left:
+                    raise
+                wrong = False
+                self._on_event(error)
         self._add("sent", blob.size_bytes)
 
     def _stream(self, blob: Blob) -> None:
         """Send a blob in chunks, going on with an earlier run's upload if there is one.
 
         It starts over, a few times, when the session is lost, and when the sink says that it has other bytes than were
-        sent: some registries acknowledge bodies that they drop.
+        sent: some registries acknowledge bodies that they drop.  It starts over once when wrong bytes were read: only
+        the whole can be checked, so nobody has read a part of it again.
         """
+        readings = 0
         told = _Told(self._progress)
         upload = self._resumed(blob)
         if upload is not None:
@@ -222,8 +237,11 @@ class _Copy:
             if upload is None:
                 upload = self._target.start(self._halt.deadline)
             try:
-                self._send(blob, upload, told)
-                failure: TonneError | None = self._finished(blob, upload)
+                failure: TonneError | None = self._send(blob, upload, told)
+                if failure is None:
+                    failure = self._finished(blob, upload)
+                else:
+                    readings += 1
             except SessionLost as error:
                 failure = error
             except Corrupt:
@@ -236,7 +254,7 @@ class _Copy:
             if failure is None:
                 return
             self._drop(blob, upload)
-            if not left:
+            if not left or readings == READINGS_MAX:
                 raise failure
             self._on_event(failure)
             upload = None
@@ -265,7 +283,8 @@ class _Copy:
             return None
         return upload
 
-    def _send(self, blob: Blob, upload: Upload, told: _Told) -> None:
+    def _send(self, blob: Blob, upload: Upload, told: _Told) -> CorruptBytes | None:
+        """Read and append all; what there is to say of bytes that turned out to be wrong before the last went out."""
         at = upload.acknowledged_bytes
         hasher = blob.digest.hasher() if at == 0 else None
         told.reached(at)
@@ -279,12 +298,13 @@ class _Copy:
             if hasher is not None:
                 hasher.update(chunk)
                 if at + len(chunk) == blob.size_bytes and hasher.hexdigest() != blob.digest.hex:
-                    raise _wrong(blob, self._source.origin)
+                    return _wrong(blob, self._source.origin)
             upload.append(chunk, self._halt.deadline)
             self._keep(blob, upload)
             at += len(chunk)
             self._add("sent", len(chunk))
             told.reached(at)
+        return None
 
     def _keep(self, blob: Blob, upload: Upload) -> None:
         if self._journal is not None:

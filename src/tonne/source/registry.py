@@ -40,6 +40,7 @@ from tonne.transport.registry import Registry, Reply
 from tonne.wire.oci import DOCKER_LIST_TYPE, DOCKER_MANIFEST_TYPE, INDEX_TYPE, MANIFEST_TYPE
 
 ACCEPT = ", ".join((MANIFEST_TYPE, INDEX_TYPE, DOCKER_MANIFEST_TYPE, DOCKER_LIST_TYPE))
+CANCEL_S = 5.0  # for telling the registry of a session that is given up
 TAG_PAGE = 1000  # tags asked for at once; registries may give fewer
 TAG_PAGES_MAX = 100_000  # ends a list that never does
 _VAGUE_TYPES = frozenset(("", "application/json", "text/plain", "application/octet-stream"))
@@ -191,12 +192,18 @@ class RegistryRepository:
     ) -> None:
         tries = self._calls.backoff.tries(self._registry.clock, deadline)
         while True:
+            upload = self.start(deadline)
+            if begun is not None:
+                begun(upload.token)
             try:
-                self._put_once(blob, chunks, deadline, begun)
+                self._put_once(blob, chunks, deadline, upload)
                 return
-            except (Unavailable, SessionLost) as error:
+            except (Unavailable, SessionLost, CorruptBytes) as error:
+                if isinstance(error, CorruptBytes) and "status" not in error.fields:
+                    raise  # what was to be sent is wrong, not what arrived
                 if error.retryable and self.has(blob.digest, deadline) == blob.size_bytes:
                     return  # only the answer was lost
+                upload.cancel(deadline.sooner(CANCEL_S))
                 tries.failed(error)
 
     def put_manifest(self, name: str, document: Document, deadline: Deadline) -> None:
@@ -208,15 +215,20 @@ class RegistryRepository:
                 size_bytes=len(document.data),
                 limit_bytes=limit_bytes,
             )
+        damaged = False
         tries = self._calls.backoff.tries(self._registry.clock, deadline)
         while True:
             try:
                 self._put_manifest_once(name, document, deadline)
                 return
-            except Unavailable as error:
+            except (Unavailable, CorruptBytes) as error:
                 # Proxies give up after a minute on what storage does for each layer: it may be done all the same.
                 if error.retryable and self._is_named(name, document, deadline):
                     return
+                if isinstance(error, CorruptBytes):
+                    if damaged:
+                        raise  # not on the way, then: the registry changes what it stores
+                    damaged = True
                 tries.failed(error)
 
     # --- Catalog ----------------------------------------------------------------------------------------------------
@@ -271,15 +283,8 @@ class RegistryRepository:
         return RegistryUpload(self._calls, location)
 
     def _put_once(
-        self,
-        blob: Blob,
-        chunks: Callable[[], Iterator[memoryview]],
-        deadline: Deadline,
-        begun: Callable[[str], None] | None,
+        self, blob: Blob, chunks: Callable[[], Iterator[memoryview]], deadline: Deadline, upload: RegistryUpload
     ) -> None:
-        upload = self.start(deadline)
-        if begun is not None:
-            begun(upload.token)
         url = with_query(upload.location, "digest", str(blob.digest))
         body = StreamBody(blob.size_bytes, chunks)
         headers = (("Content-Type", "application/octet-stream"),)
@@ -287,7 +292,12 @@ class RegistryRepository:
         reply = self._calls.call(Kind.UPLOAD, "PUT", url, (200, 201, 204), what, deadline, headers=headers, body=body)
         said = reply.head.first("docker-content-digest")
         if said and said != str(blob.digest) and said.startswith(blob.digest.algorithm):
-            raise CorruptBytes("the registry computed another digest", where=self._where, digest=said[:160])
+            status = reply.head.status
+            raise CorruptBytes(
+                "the registry computed another digest", where=self._where, digest=said[:160], status=status
+            )
+        if not said and self.has(blob.digest, deadline) != blob.size_bytes:
+            raise ProtocolError("the registry says that it stored a blob and does not have it", where=self._where)
 
     def _put_manifest_once(self, name: str, document: Document, deadline: Deadline) -> None:
         url, headers = f"{self._calls.path}/manifests/{name}", (("Content-Type", document.media_type),)
@@ -297,6 +307,8 @@ class RegistryRepository:
         said = reply.head.first("docker-content-digest")
         if said.startswith("sha256:") and said != str(Digest.of(document.data)):
             raise CorruptBytes("the registry stored other bytes than were sent", where=self._where, digest=said[:160])
+        if not said and not self._is_named(name, document, deadline):
+            raise ProtocolError("the registry says that it stored a manifest and does not have it", where=self._where)
 
     def _is_named(self, name: str, document: Document, deadline: Deadline) -> bool:
         """Whether `name` means this document now."""

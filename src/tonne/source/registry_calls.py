@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
@@ -51,9 +52,12 @@ class RepositoryCalls:
         call = Call(kind, method, url, self.where, scopes, accept, what, headers, body, limit_bytes, patience)
         return self.registry.call(call, deadline)
 
-    def insist(self, deadline: Deadline, work: Callable[[], _T]) -> _T:
+    def insist(self, deadline: Deadline, work: Callable[[], _T], attempts_max: int | None = None) -> _T:
         """Try `work` by the network's policy; for requests that may be repeated without harm."""
-        tries = self.backoff.tries(self.registry.clock, deadline)
+        policy = self.backoff
+        if attempts_max is not None:
+            policy = replace(policy, attempts=min(policy.attempts, attempts_max))
+        tries = policy.tries(self.registry.clock, deadline)
         while True:
             try:
                 return work()

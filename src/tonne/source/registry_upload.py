@@ -17,6 +17,9 @@ from tonne.transport.failures import Kind
 from tonne.transport.fields import Head, parse_upload_range
 from tonne.transport.registry import Reply
 
+CANCEL_ATTEMPTS = (
+    3  # a cut connection is no reason to leave a session; a registry that is down is not worth a long wait
+)
 _OCTETS = ("Content-Type", "application/octet-stream")
 
 
@@ -99,9 +102,14 @@ class RegistryUpload:
     def cancel(self, deadline: Deadline) -> None:
         """Tell the registry to forget the session; failures do not matter, since it forgets by itself in time."""
         try:
-            self._call("DELETE", self._location, (200, 202, 204, 404), "cannot cancel an upload", deadline)
+            self._calls.insist(deadline, lambda: self._cancel(deadline), CANCEL_ATTEMPTS)
         except TonneError:
             pass
+
+    def _cancel(self, deadline: Deadline) -> None:
+        reply = self._call("DELETE", self._location, (200, 202, 204, 404), "cannot cancel an upload", deadline)
+        if reply.head.status == 200 and reply.head.media_type == "text/html":
+            raise ProtocolError("a web page answers, not a registry", where=self._where)
 
     def ask(self, deadline: Deadline) -> None:
         """Take over what the registry has acknowledged; `SessionLost` when it does not know the session."""

@@ -92,18 +92,19 @@ class RedirectCache:
             self._targets.move_to_end(key)
             return target
 
-    def put(self, key: str, url: str, life_s: float | None) -> None:
+    def put(self, key: str, url: str, life_s: float | None) -> Target:
         """Keep a target; one that says that it has expired is not kept."""
         life_s = DEFAULT_LIFE_S if life_s is None else min(life_s, LIFE_S_MAX)
-        until_s = self._clock.now_s() + life_s - min(MARGIN_S_MAX, life_s * MARGIN_SHARE)
+        target = Target(url, self._clock.now_s() + life_s - min(MARGIN_S_MAX, life_s * MARGIN_SHARE))
         with self._lock:
             self._redirected = True
             self._direct.pop(key, None)
             if life_s > 0:
-                self._targets[key] = Target(url, until_s)
+                self._targets[key] = target
                 self._targets.move_to_end(key)
                 while len(self._targets) > TARGETS_MAX:
                     self._targets.popitem(last=False)
+        return target
 
     def put_direct(self, key: str) -> None:
         """The registry sent the bytes of this blob itself."""

@@ -21,9 +21,10 @@ from tonne.transport.credentials import HUB_HOSTS
 from tonne.transport.failures import Kind, from_status
 from tonne.transport.fields import Head, is_loopback, parse_date, split_origin
 from tonne.transport.ranges import RangeReceiver
-from tonne.transport.redirects import RedirectCache, life_of
+from tonne.transport.redirects import RedirectCache, Target, life_of
 from tonne.transport.tokens import Authorizer, Scopes
 
+AUTHORIZATIONS_MAX = 2  # of one request that are answered 401; a token may end just before it is used
 REDIRECTS_MAX = 5  # registry, content network and storage are two; a circle ends here
 DOCUMENT_BYTES_MAX = 4 * 1024 * 1024  # what an answer that is no blob may have, unless the caller says otherwise
 HUB_ENDPOINT = "registry-1.docker.io"  # docker.io itself shows web pages
@@ -134,27 +135,32 @@ class Registry:
                     self._redirects.drop(key, target)
                 raise
             self._redirects.drop(key, target)
-        found = self._renew_target(request, receiver, scopes, deadline)
-        if found is None:
-            return
-        head, url = self._elsewhere(request, receiver, found, scopes, deadline)
-        self._settle(head, url, receiver, request)
+        # The second denial of one read is real.
+        for last in (False, True) if target is None else (True,):
+            found = self._renew_target(request, receiver, scopes, deadline)
+            if found is None:
+                return
+            head, url = self._elsewhere(request, receiver, found.url, scopes, deadline)
+            if head.status not in _DENIED or last or not self.network.renew:
+                self._settle(head, url, receiver, request)
+                return
+            # Expired on its way to us, or while we waited for it: a registry behind a cache may hand out old ones.
+            self._redirects.drop(key, found)
 
     def _renew_target(
         self, request: Request, receiver: RangeReceiver, scopes: Scopes, deadline: Deadline
-    ) -> str | None:
+    ) -> Target | None:
         """Where the blob is now; None when the registry sent the bytes itself, which are then in the receiver."""
         key = request.url
         with self._redirects.asking(key, deadline, request.where):
             target = self._redirects.get(key)
             if target is not None:  # somebody has asked while we waited
-                return target.url
+                return target
             head, url = self._ask_target(request, receiver, scopes, deadline)
             if url is not None:
                 issued_s = parse_date(head.first("date"))
                 life_s = life_of(url, self.clock.wall_s() if issued_s is None else issued_s)
-                self._redirects.put(key, url, life_s)
-                return url
+                return self._redirects.put(key, url, life_s)
         self._settle(head, request.url, receiver, request)
         self._redirects.put_direct(key)
         return None
@@ -211,13 +217,15 @@ class Registry:
         The body is sent again from its start, so callers keep it until it is acknowledged.
         """
         fresh = False
+        refused = 0
         while True:
             sent = self._authorizer.header(scopes, deadline)
             headers = (*request.headers, ("Authorization", sent)) if sent else request.headers
             head = self._client.exchange(replace(request, headers=headers), receiver, deadline, patience)
+            refused += bool(sent)
             if head.status != 401 or not self._authorizer.challenged(head, scopes, sent, fresh, deadline):
                 return head
-            if fresh and sent:
+            if refused == AUTHORIZATIONS_MAX:
                 return head
             fresh = True
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlencode, urlsplit
 
 from tonne.clock import Deadline
-from tonne.errors import CorruptDocument, DeadlineExceeded, ProtocolError, TonneError, Unauthenticated
+from tonne.errors import Corrupt, CorruptDocument, DeadlineExceeded, ProtocolError, TonneError, Unauthenticated
 from tonne.transport.bodies import MemoryBody
 from tonne.transport.challenge import parse_challenges
 from tonne.transport.channel import Request
@@ -81,7 +81,7 @@ class Authorizer:
         """Learn from a 401 to a request that carried `sent`; whether trying once more can help.
 
         `fresh`: what was sent was got for this very request, so getting it again changes nothing unless the challenge
-        asks for more than was asked for.
+        asks for more than was asked for, or says that the token itself is no good.
 
         With `renew` off, only the first challenge, to a request without credentials, counts.
         """
@@ -100,7 +100,8 @@ class Authorizer:
                 known = self._tokens.get(scopes)
                 if known is not None and known.header == sent:
                     del self._tokens[scopes]
-            return more or not fresh
+            # RFC 6750, section 3.1: expired, revoked or malformed, and not that it allows too little.
+            return more or not fresh or parameters.get("error") == "invalid_token"
         if "basic" in challenges:
             with self._lock:
                 self._basic = True
@@ -225,7 +226,12 @@ class Authorizer:
 
     def _ask(self, request: Request, deadline: Deadline) -> tuple[Head, bytes]:
         collect = Collect(request.where, TOKEN_BYTES_MAX)
-        head = self._client.exchange(request, collect, deadline)
+        try:
+            head = self._client.exchange(request, collect, deadline)
+        except Corrupt as error:
+            # No bytes of an image are concerned: for those who want to know whether to try again it is no token.
+            what = "the answer to the request for a token cannot be read"
+            raise ProtocolError(what, where=error.where, why=error.what) from None
         return head, bytes(collect.body)
 
 
