@@ -116,13 +116,24 @@ class Place:
             pack=PackSettings(threads=1),
             read=ReadSettings(whole_index_bytes=0, read_ahead_bytes_max=65536),
         )
-        {"pack": self._pack, "read": self._read, "pull": self._pull, "cp": self._copy, "cp whole": self._copy}[
-            self.operation
-        ](settings)
+        {
+            "pack": self._pack,
+            "pack far": self._pack,
+            "read": self._read,
+            "pull": self._pull,
+            "cp": self._copy,
+            "cp whole": self._copy,
+        }[self.operation](settings)
 
     def _pack(self, settings: Settings) -> None:
         reference = self._reference("c/d:v2")
-        base = self._reference("e/base:v0")
+        # By another name the registry is another one to the client, which then copies and does not mount.
+        host = (
+            self.registry.address
+            if self.operation == "pack"
+            else f"localhost:{self.registry.address.rpartition(':')[2]}"
+        )
+        base = parse_reference(f"{host}/e/base:v0")
         target = _small_chunks(open_repository(reference, settings))
         with _reader(reference, settings) as reader, _reader(base, settings) as base_reader:
             bases = [BaseSource(base, base_reader)]
@@ -166,7 +177,7 @@ class Place:
             assert self.seen == {path: _content_of(made, entry) for path, entry in files.items()}
         elif self.operation == "pull":
             check_equal(made, self.target)
-        elif self.operation.startswith("cp"):
+        elif self.operation in ("cp", "cp whole"):
             self._check_blobs({digest: len(data) for digest, data in made.blobs.items()})
             found = self.registry.contents.manifest("c/d", "v2")
             assert found is not None

@@ -11,6 +11,7 @@ from tonne.model.digest import Hasher
 from tonne.source.seam import Priority, Sink, SinkFacts, Source
 
 CHUNK_BYTES = 16 * 1024 * 1024  # held once
+CANCEL_S = 5.0  # for telling the sink of a session that is given up
 RESTARTS_MAX = 3  # after lost sessions
 
 Chunks = Callable[[], Iterator[memoryview]]
@@ -34,22 +35,39 @@ def store_blob(
     """
     if sink.has(blob.digest, deadline) == blob.size_bytes:
         return
-    if not facts.chunked or blob.size_bytes <= chunk_size(facts):
-        sink.put(blob, lambda: _counted(chunks(), count), deadline, begun)
-        return
-    for attempt in range(RESTARTS_MAX + 1):
+    whole = not facts.chunked or blob.size_bytes <= chunk_size(facts)
+    for left in reversed(range(RESTARTS_MAX + 1)):
         try:
-            upload = sink.start(deadline)
-            if begun is not None:
-                begun(upload.token)
-            for chunk in chunks():
-                upload.append(chunk, deadline)
-                count(len(chunk))
-            upload.finish(blob.digest, deadline)
+            if whole:
+                sink.put(blob, lambda: _counted(chunks(), count), deadline, begun)
+            else:
+                _stream(sink, blob, chunks, deadline, count, begun)
             return
-        except (SessionLost, CorruptBytes):
-            if attempt == RESTARTS_MAX:
+        except (SessionLost, CorruptBytes) as error:
+            # A sink tries a whole blob again by itself; what was read wrongly is ours to read again.
+            if not left or (whole and (isinstance(error, SessionLost) or "status" in error.fields)):
                 raise
+
+
+def _stream(
+    sink: Sink,
+    blob: Blob,
+    chunks: Chunks,
+    deadline: Deadline,
+    count: Callable[[int], None],
+    begun: Callable[[str], None] | None,
+) -> None:
+    upload = sink.start(deadline)
+    if begun is not None:
+        begun(upload.token)
+    try:
+        for chunk in chunks():
+            upload.append(chunk, deadline)
+            count(len(chunk))
+        upload.finish(blob.digest, deadline)
+    except (SessionLost, CorruptBytes):
+        upload.cancel(deadline.sooner(CANCEL_S))
+        raise
 
 
 def chunk_size(facts: SinkFacts) -> int:
