@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -109,9 +109,8 @@ class StoreMachine(RuleBasedStateMachine):
         touched = self.touched(act)
         try:
             if kind == "write":
-                process.held.write(FRAMES[subject][0], memoryview(content(subject)))
-                if subject not in self.present:
-                    process.unsynced.add(subject)
+                if process.held.write(FRAMES[subject][0], memoryview(content(subject))):
+                    process.unsynced.add(subject)  # else it was there already, for another to sync
                 self.present.add(subject)
                 return
             if kind == "sync":
@@ -259,4 +258,9 @@ def compacts_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    phases=[Phase.reuse, Phase.generate, Phase.shrink],  # to explain takes longer than a test may
+)

@@ -23,32 +23,28 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-import numpy as np
-import numpy.typing as npt
-
 from tonne.clock import Clock
 from tonne.durable import pwrite_all, sync_folder
 from tonne.errors import Locked
-from tonne.model.frame import STRIPE_BYTES
 from tonne.store.disk import Disk
-from tonne.store.files import STAMP, BlobFiles, close_all, open_files, read_all
-from tonne.store.log import Log
-from tonne.store.ranges import NOTHING, ByteRanges, Offsets
-from tonne.store.records import DROPPED, DURABLE, WRITTEN, Claims, LogKey
+from tonne.store.files import BlobFiles, read_all
+from tonne.store.known import Known
+from tonne.store.ranges import NOTHING, ByteRanges
+from tonne.store.records import DROPPED, DURABLE, WRITTEN, LogKey
+from tonne.store.stamps import Stamps
 
 LOCK_WAIT_S = 2.0  # holders work for milliseconds; a reader must not wait long for a cache
 _POLL_FIRST_S = 0.0002
 _POLL_MAX_S = 0.01
 _READ_ATTEMPTS = 3  # of a read that something was taken away under
-STAMP_EVERY_MS = 1000  # how exact the last use is
 
 
 class HeldBlob:
     """What the store holds of one blob.
 
     Any thread may call anything but `close`, which is called once, when no other call runs.  `_turn` is held by the
-    thread that holds or takes the blob's flock; `_state` guards the fields below it and is held for moments only, never
-    during a transfer of data; `_sync_turn` keeps syncs apart.  Taken in the order `_sync_turn`, `_turn`, `_state`.
+    thread that holds or takes the blob's flock; `_state` guards `_known` and is held for moments only, never during a
+    transfer of data; `_sync_turn` keeps syncs apart.  Taken in the order `_sync_turn`, `_turn`, `_state`.
 
     Raises `OSError` and `Locked`.  After an error nothing is claimed that was not true; what was written and not
     recorded is lost.  What survives a crash stands in the records.
@@ -58,20 +54,12 @@ class HeldBlob:
         self.folder = folder
         self.pins = 0  # the store's
         self._disk = disk
-        self._key = key
         self._clock = clock
         self._sync_turn = threading.Lock()
         self._turn = threading.Lock()
         self._state = threading.Lock()
-        self._files: BlobFiles | None = None
-        self._log = Log(disk, -1, key)
-        self._pending = NOTHING  # written and not synced; this process will
-        self._syncing = NOTHING  # being synced
-        self._beyond = NOTHING  # claimed by the log, but behind the end of the data
-        self._fresh = True  # the names of the files may not be on the disk yet, whoever made them
-        self._retired: list[int] = []  # descriptors that others may still be using
-        self._losses = 0  # how often anything was taken away
-        self._stamped: dict[int, int] = {}
+        self._known = Known(disk, folder, key)
+        self._stamps = Stamps(disk, clock)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
@@ -79,36 +67,32 @@ class HeldBlob:
         """Fill `out`, unverified; False when not all of it is held (`out` may then hold rubbish)."""
         for _ in range(_READ_ATTEMPTS):
             with self._state:
-                files = self._look(create=False)
-                if files is None or not self._has(offset, out.nbytes):
+                files = self._known.look(create=False)
+                if files is None or not self._known.has(offset, out.nbytes):
                     return False
-                losses = self._losses
+                losses = self._known.losses
             count = read_all(self._disk, files.data, offset, out)
             with self._state:
-                self._refresh()
-                if losses != self._losses:
+                self._known.refresh()
+                if losses != self._known.losses:
                     continue  # perhaps this was evicted before it was read: the record goes before the bytes do
             if count != out.nbytes:
                 raise OSError(errno.EIO, "the file is shorter than its records say", self.folder)
             return True
         return False
 
-    def holds(self, starts: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:
-        """Which of the ranges, arrays (n,), are held."""
-        return self.held().covers(starts, ends)
-
     def held(self) -> ByteRanges:
         """All that is held."""
         with self._state:
-            if self._look(create=False) is None:
+            if self._known.look(create=False) is None:
                 return NOTHING
-            self._refresh()
-            return self._log.claims.held
+            self._known.refresh()
+            return self._known.held
 
     def unsynced_bytes(self) -> int:
         """How much this process has yet to sync."""
         with self._state:
-            return self._pending.size_bytes + self._syncing.size_bytes
+            return self._known.pending.size_bytes + self._known.syncing.size_bytes
 
     # --- changing ---------------------------------------------------------------------------------------------------
 
@@ -116,18 +100,18 @@ class HeldBlob:
         """Keep verified bytes.  How many were written: 0 when they are held already."""
         with self._alone(create=True) as files:
             assert files is not None
-            if self._log.claims.held.has(offset, data.nbytes):
+            if self._known.held.has(offset, data.nbytes):
                 return 0
             self.touch(offset, data.nbytes)
-            if len(self._beyond):
+            if len(self._known.beyond):
                 # The file is about to grow: what lies behind its end would become zeros that are claimed.
-                self._append(DROPPED, self._beyond)
-                self._beyond = NOTHING
+                self._append(DROPPED, self._known.beyond)
+                self._known.beyond = NOTHING
             pwrite_all(self._disk, files.data, data, offset)
             written = ByteRanges.one(offset, data.nbytes)
             self._append(WRITTEN, written)
             with self._state:
-                self._pending |= written
+                self._known.pending |= written
         return data.nbytes
 
     def drop(self, offset: int, length: int) -> None:
@@ -135,11 +119,11 @@ class HeldBlob:
         gone = ByteRanges.one(offset, length)
         try:
             with self._alone(create=False) as files:
-                if files is not None and files.writable and len(self._log.claims.held & gone):
+                if files is not None and files.writable and len(self._known.held & gone):
                     self._append(DROPPED, gone)
         finally:
             with self._state:
-                self._take_away(gone)
+                self._known.take_away(gone)
 
     def sync(self) -> None:
         """Bring what was written to the disk, and then say so.
@@ -148,32 +132,32 @@ class HeldBlob:
         """
         with self._sync_turn:
             with self._state:
-                files = self._files
-                if files is None or not len(self._pending):
+                files = self._known.files
+                if files is None or not len(self._known.pending):
                     return
-                self._syncing, self._pending = self._pending, NOTHING
-                syncing = self._syncing
+                self._known.syncing, self._known.pending = self._known.pending, NOTHING
+                syncing = self._known.syncing
             try:
                 try:
-                    if self._fresh:
+                    if self._known.is_fresh:
                         sync_folder(self._disk, self.folder)
                         sync_folder(self._disk, os.path.dirname(self.folder))
-                        self._fresh = False
+                        self._known.is_fresh = False
                     self._disk.fdatasync(files.data)
                 except FileNotFoundError:
                     with self._state:
-                        self._refresh()  # the folder is gone: forgotten by another process
+                        self._known.refresh()  # the folder is gone: forgotten by another process
                     return
                 except OSError:
                     with self._state:
-                        self._syncing = NOTHING
+                        self._known.syncing = NOTHING
                     self._give_up(syncing)
                     raise
                 records = self._record_synced()
             finally:
                 with self._state:
-                    self._pending |= self._syncing & self._log.claims.held
-                    self._syncing = NOTHING
+                    self._known.pending |= self._known.syncing & self._known.held
+                    self._known.syncing = NOTHING
             if records is not None:
                 self._disk.fdatasync(records)
 
@@ -185,11 +169,11 @@ class HeldBlob:
             self._must_be_writable(files)
             before = self._blocks_bytes(files)
             self._append(DROPPED, ranges)
-            self._disk.fdatasync(self._log.descriptor)
+            self._disk.fdatasync(self._known.log.descriptor)
             sync_folder(self._disk, self.folder)
             for start, end in ranges:
                 self._disk.punch(files.data, start, end - start)
-                self._clear_stamps(files, start, end)
+                self._stamps.clear(files.used, start, end)
             after = self._blocks_bytes(files)
         return max(0, before - after), after
 
@@ -202,26 +186,26 @@ class HeldBlob:
                 return 0
             freed = self._blocks_bytes(files)
             with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._path("records"))
+                self._disk.unlink(self._known.path("records"))
             # Else an old log could come back after a crash, and another blob's file of that name with it.
             sync_folder(self._disk, self.folder)
             self._remove_files()
+            self._stamps.forget()
             with self._state:
-                self._reset()
+                self._known.reset()
             return freed
 
     def compact(self) -> bool:
         """Write the log anew when most of it says nothing any more; whether it was."""
         with self._state:
-            if not self._log.is_wordy():
+            if not self._known.log.is_wordy():
                 return False
         with self._alone(create=False) as files:
-            if files is None or not files.writable or not self._log.is_wordy():
+            if files is None or not files.writable or not self._known.log.is_wordy():
                 return False
-            new = self._log.rewrite(self._path("records"))
+            new = self._known.log.rewrite(self._known.path("records"))
             with self._state:
-                self._retired.append(files.records)
-                files.records, self._log = new.descriptor, new
+                self._known.replace_log(files, new)
             # Else the old log could come back after a crash, without what is dropped from now on.
             sync_folder(self._disk, self.folder)
         return True
@@ -234,7 +218,7 @@ class HeldBlob:
         """
         right, wrong = NOTHING, NOTHING
         try:
-            self._disk.stat(self._path("data"))
+            self._disk.stat(self._known.path("data"))
         except FileNotFoundError:
             return NOTHING
         with self._alone(create=True) as files:
@@ -247,118 +231,31 @@ class HeldBlob:
                 else:
                     wrong |= one
             wrong = wrong - right
-            if len(wrong & self._log.claims.held):
+            if len(wrong & self._known.held):
                 self._append(DROPPED, wrong)
-            new = right - self._log.claims.held
+            new = right - self._known.held
             if len(new):
                 self._append(WRITTEN, new)
             with self._state:
-                self._pending |= new
+                self._known.pending |= new
         return right
 
     def touch(self, offset: int, length: int) -> None:
-        """Note that the stripes of a range are in use.  Failures are ignored: eviction then chooses less well."""
-        files = self._files
-        if files is None or files.used < 0:
-            return
-        now_ms = int(self._clock.wall_s() * 1000)
-        for stripe in range(offset // STRIPE_BYTES, (offset + max(length, 1) - 1) // STRIPE_BYTES + 1):
-            if abs(now_ms - self._stamped.get(stripe, 0)) >= STAMP_EVERY_MS:
-                self._stamped[stripe] = now_ms
-                with contextlib.suppress(OSError):
-                    self._disk.pwrite(files.used, STAMP.pack(now_ms), stripe * STAMP.size)
+        """Note that the stripes of a range are in use."""
+        files = self._known.files
+        if files is not None and files.used >= 0:
+            self._stamps.touch(files.used, offset, length)
 
     def close_retired(self) -> None:
-        """Close what was replaced; called when no other call runs."""
-        if self._retired:
-            close_all(self._disk, self._retired)
-            self._retired = []
+        """Close files that were replaced; called when no other call runs."""
+        with self._state:
+            self._known.close_retired()
 
     def close(self) -> None:
         """Close the files.  Nothing is synced here."""
         with self._state:
-            self._reset()
-            self.close_retired()
-
-    # --- under `_state` ---------------------------------------------------------------------------------------------
-
-    def _look(self, create: bool) -> BlobFiles | None:
-        """The open files; when they are opened by this call, the log has been read."""
-        if self._files is None:
-            self._files = open_files(self._disk, self.folder, create)
-            if self._files is not None:
-                try:
-                    self._load(self._files)
-                except BaseException:
-                    self._reset()
-                    raise
-        return self._files
-
-    def _load(self, files: BlobFiles) -> None:
-        self._log = Log(self._disk, files.records, self._key)
-        self._log.read_on()
-        self._fresh = True
-        claims = self._log.claims
-        self._log.claims = claims.within(self._disk.stat_open(files.data).st_size)
-        self._beyond = claims.held - self._log.claims.held
-        if files.writable:
-            # Left by a process that was killed, or in the care of one that lives: syncing twice does no harm.
-            self._pending |= self._log.claims.held - self._log.claims.durable
-
-    def _has(self, offset: int, length: int) -> bool:
-        if self._log.claims.held.has(offset, length):
-            return True
-        self._refresh()
-        return self._log.claims.held.has(offset, length)
-
-    def _refresh(self) -> None:
-        """Read what others appended to the log, or the log that replaced it."""
-        files = self._files
-        if files is None:
-            return
-        dropped = self._log.read_on()
-        if dropped is None:
-            self._reopen_log(files)
-        elif len(dropped):
-            self._losses += 1
-            self._pending -= dropped
-            self._syncing -= dropped
-
-    def _reopen_log(self, files: BlobFiles) -> None:
-        self._losses += 1
-        # What a new log does not show is whether a range was dropped and came back: then our sync was of other bytes.
-        unsynced = self._pending | self._syncing
-        self._pending = self._syncing = NOTHING
-        self._log = Log(self._disk, files.records, self._key)
-        if self._disk.stat_open(files.data).st_nlink == 0:
-            self._reset()
-            return
-        flags = os.O_RDWR if files.writable else os.O_RDONLY
-        try:
-            records = self._disk.open(self._path("records"), flags | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return  # being forgotten; whoever writes next opens all of it anew
-        self._retired.append(files.records)
-        files.records = records
-        self._load(files)
-        self._pending |= unsynced & self._log.claims.held
-
-    def _take_away(self, gone: ByteRanges) -> None:
-        """Forget in memory alone."""
-        self._losses += 1
-        claims = self._log.claims
-        self._log.claims = Claims(claims.held - gone, claims.durable - gone)
-        self._pending -= gone
-        self._syncing -= gone
-
-    def _reset(self) -> None:
-        if self._files is not None:
-            self._retired += [self._files.data, self._files.records, self._files.used]
-        self._files = None
-        self._losses += 1
-        self._log = Log(self._disk, -1, self._key)
-        self._pending = self._syncing = self._beyond = NOTHING
-        self._stamped = {}
+            self._known.reset()
+            self._known.close_retired()
 
     # --- under the blob's lock --------------------------------------------------------------------------------------
 
@@ -371,7 +268,7 @@ class HeldBlob:
         try:
             while True:
                 with self._state:
-                    files = self._look(create)
+                    files = self._known.look(create)
                 if files is None:
                     yield None
                     return
@@ -385,7 +282,7 @@ class HeldBlob:
                 finally:
                     self._disk.unlock(files.data)
                 with self._state:
-                    self._reset()
+                    self._known.reset()
         finally:
             self._turn.release()
 
@@ -406,29 +303,25 @@ class HeldBlob:
         if self._disk.stat_open(files.data).st_nlink == 0:
             return False
         with self._state:
-            self._refresh()
+            self._known.refresh()
         return self._disk.stat_open(files.records).st_nlink > 0
 
     def _append(self, kind: int, ranges: ByteRanges) -> None:
         with self._state:
-            self._log.append(kind, ranges)
-            if kind == DROPPED:
-                self._losses += 1
-                self._pending -= ranges
-                self._syncing -= ranges
+            self._known.append(kind, ranges)
 
     def _record_synced(self) -> int | None:
         """Record what was synced and is still claimed; the log's descriptor, None when there was nothing."""
         with self._alone(create=False) as files:
             with self._state:
-                synced, self._syncing = self._syncing, NOTHING
+                synced, self._known.syncing = self._known.syncing, NOTHING
             if files is None or not len(synced):
                 return None
             try:
                 self._append(DURABLE, synced)
             except OSError:
                 with self._state:
-                    self._syncing = synced
+                    self._known.syncing = synced
                 raise
             return files.records
 
@@ -438,25 +331,15 @@ class HeldBlob:
             if files is not None:
                 self._append(DROPPED, ranges)
         with self._state:
-            self._take_away(ranges)
+            self._known.take_away(ranges)
 
     def _remove_files(self) -> None:
         for name in ("records", "records.new", "used", "data"):
             with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._path(name))
+                self._disk.unlink(self._known.path(name))
         # Another process may have begun the blob anew.
         with contextlib.suppress(OSError):
             self._disk.rmdir(self.folder)
 
-    def _path(self, name: str) -> str:
-        return os.path.join(self.folder, name)
-
     def _blocks_bytes(self, files: BlobFiles) -> int:
         return self._disk.stat_open(files.data).st_blocks * 512
-
-    def _clear_stamps(self, files: BlobFiles, start: int, end: int) -> None:
-        first, last = start // STRIPE_BYTES, -(-end // STRIPE_BYTES)
-        for stripe in range(first, last):
-            self._stamped.pop(stripe, None)
-        with contextlib.suppress(OSError):
-            pwrite_all(self._disk, files.used, bytes((last - first) * STAMP.size), first * STAMP.size)
