@@ -25,7 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-faults",
         action="store_true",
-        help="inject every fault at every kind of request of every command, instead of pairs (takes hours)",
+        help="inject every fault at every kind of request of every command, instead of pairs (takes 15 minutes)",
     )
     parser.addoption(
         "--full-size",

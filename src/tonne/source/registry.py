@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from tonne.clock import SYSTEM_CLOCK, Clock, Deadline
 from tonne.errors import (
+    Corrupt,
     CorruptBytes,
     CorruptDocument,
     Missing,
@@ -198,9 +199,11 @@ class RegistryRepository:
             try:
                 self._put_once(blob, chunks, deadline, upload)
                 return
-            except (Unavailable, SessionLost, CorruptBytes) as error:
-                if isinstance(error, CorruptBytes) and "status" not in error.fields:
-                    raise  # what was to be sent is wrong, not what arrived
+            except (Unavailable, Corrupt, Missing, Refused) as error:
+                sent_wrongly = isinstance(error, CorruptBytes) and "status" in error.fields
+                if not (sent_wrongly or isinstance(error, (Unavailable, SessionLost))):
+                    upload.cancel(deadline.sooner(CANCEL_S))
+                    raise  # what was to be sent is wrong or missing, or it is not wanted
                 if error.retryable and self.has(blob.digest, deadline) == blob.size_bytes:
                     return  # only the answer was lost
                 upload.cancel(deadline.sooner(CANCEL_S))
