@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import os
@@ -162,6 +163,53 @@ def test_a_sync_of_a_blob_that_another_forgot_is_no_error(world: World) -> None:
     write(two, 4)
     one.held.sync()
     assert held(one) == {4}
+
+
+@pytest.mark.parametrize("call", range(4))
+@pytest.mark.parametrize("is_writing", [False, True])
+def test_a_blob_forgotten_and_begun_anew_while_it_is_opened(world: World, call: int, is_writing: bool) -> None:
+    """The old data must not be read by the new log."""
+    one, two = world.process(), world.process()
+    write(two, 0, 5)
+    left = call
+
+    def before(name: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            two.held.forget()
+            write(two, 3, 5, 6)
+
+    one.disk.before = before
+    if is_writing:
+        write(one, 4)
+    held(one)
+    assert held(one) - {4} == held(two) - {4} == {3, 5, 6}
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_a_blob_begun_anew_while_it_is_forgotten(world: World, call: int) -> None:
+    one, two, three = world.process(), world.process(), world.process()
+    write(two, 0, 5)
+    left = call
+
+    def before(name: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            # Mostly it cannot have the lock, but it opens what is there, and makes what is not.
+            with contextlib.suppress(Locked):
+                write(one, 3)
+            held(three)
+
+    two.disk.before = before
+    with contextlib.suppress(OSError):
+        two.held.forget()
+    if left >= 0:
+        return
+    write(one, 5)
+    assert held(three) == held(one) == held(two)
+    assert 5 in held(three)
 
 
 def test_data_removed_by_hand(world: World) -> None:

@@ -23,7 +23,7 @@ from tonne.store.disk import Disk
 
 STAMP = struct.Struct("<Q")
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_ATTEMPTS = 8  # another process may forget the blob between our calls, hardly ever more than once
+ATTEMPTS = 8  # another process may forget the blob between our calls, hardly ever more than once
 
 
 def name_of(digest: Digest) -> str:
@@ -55,13 +55,15 @@ def open_files(disk: Disk, folder: str, create: bool) -> BlobFiles | None:
 
     Raises `OSError`; with `create`, also where nothing may be written.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         try:
             return _open_all(disk, folder, os.O_RDWR | (os.O_CREAT if create else 0))
         except FileNotFoundError:
             if not create:
                 return None
-            disk.makedirs(folder)
+            # makedirs(3) of Python finds a folder that is gone when it looks again.
+            with contextlib.suppress(FileExistsError):
+                disk.makedirs(folder)
         except OSError as error:
             if create or error.errno not in _READ_ONLY:
                 raise

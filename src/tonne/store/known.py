@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from tonne.store.disk import Disk
-from tonne.store.files import BlobFiles, close_all, open_files
+from tonne.store.files import ATTEMPTS, BlobFiles, close_all, open_files
 from tonne.store.log import Log
 from tonne.store.ranges import NOTHING, ByteRanges
 from tonne.store.records import DROPPED, Claims, LogKey
@@ -37,22 +38,31 @@ class Known:
 
     def look(self, create: bool) -> BlobFiles | None:
         """The open files; when they are opened by this call, the log has been read."""
-        if self.files is None:
-            self.files = open_files(self._disk, self.folder, create)
+        for _ in range(ATTEMPTS):
             if self.files is not None:
-                try:
-                    self._load(self.files)
-                except BaseException:
-                    self.reset()
-                    raise
-        return self.files
+                return self.files
+            self.files = open_files(self._disk, self.folder, create)
+            if self.files is None:
+                return None
+            try:
+                self._load(self.files)
+            except BaseException:
+                self.reset()
+                raise
+        raise OSError(errno.EBUSY, "the blob comes and goes", self.folder)
 
     def _load(self, files: BlobFiles) -> None:
+        """Read the log from its beginning; `reset` when the data is no longer the blob's."""
         self.log = Log(self._disk, files.records, self._key)
         self.log.read_on()
+        status = self._disk.stat_open(files.data)
+        if status.st_nlink == 0:
+            # The log may be that of a new blob of the same name, and speak of other data.
+            self.reset()
+            return
         self.is_fresh = True
         claims = self.log.claims
-        self.log.claims = claims.within(self._disk.stat_open(files.data).st_size)
+        self.log.claims = claims.within(status.st_size)
         self.beyond = claims.held - self.held
         if files.writable:
             # Left by a process that was killed, or in the care of one that lives: syncing twice does no harm.
@@ -70,9 +80,12 @@ class Known:
         files = self.files
         if files is None:
             return
+        place = self.log.place
         dropped = self.log.read_on()
         if dropped is None:
             self._reopen_log(files)
+        elif place != self.log.place and self._disk.stat_open(files.data).st_nlink == 0:
+            self.reset()  # as in `_load`
         elif len(dropped):
             self.losses += 1
             self.pending -= dropped
@@ -84,14 +97,12 @@ class Known:
         unsynced = self.pending | self.syncing
         self.pending = self.syncing = NOTHING
         self.log = Log(self._disk, files.records, self._key)
-        if self._disk.stat_open(files.data).st_nlink == 0:
-            self.reset()
-            return
         flags = os.O_RDWR if files.writable else os.O_RDONLY
         try:
             records = self._disk.open(self.path("records"), flags | os.O_NOFOLLOW)
         except FileNotFoundError:
-            return  # being forgotten; whoever writes next opens all of it anew
+            self.reset()  # forgotten, or just being
+            return
         self._retired.append(files.records)
         files.records = records
         self._load(files)

@@ -28,20 +28,20 @@ class Log:
         self.claims = Claims()
         self._disk = disk
         self._key = key
-        self._place = 0  # so many records are in `claims`
+        self.place = 0  # so many records are in `claims`
 
     def read_on(self) -> ByteRanges | None:
         """Read what was appended; all that those records dropped.  None: this log is no longer the blob's."""
         status = self._disk.stat_open(self.descriptor)
-        if status.st_nlink == 0 or status.st_size < self._place * RECORD_BYTES:
+        if status.st_nlink == 0 or status.st_size < self.place * RECORD_BYTES:
             return None
-        left = status.st_size // RECORD_BYTES - self._place
+        left = status.st_size // RECORD_BYTES - self.place
         if not left:
             return NOTHING
         buffer = memoryview(bytearray(min(left * RECORD_BYTES, _PIECE_BYTES)))
         while left:
             piece = buffer[: left * RECORD_BYTES]
-            if read_all(self._disk, self.descriptor, self._place * RECORD_BYTES, piece) != piece.nbytes:
+            if read_all(self._disk, self.descriptor, self.place * RECORD_BYTES, piece) != piece.nbytes:
                 return None  # cut short under our hands
             self._take(piece)
             left -= piece.nbytes // RECORD_BYTES
@@ -51,14 +51,14 @@ class Log:
 
     def append(self, kind: int, ranges: ByteRanges) -> None:
         """Put records of one kind at the end, and believe them."""
-        data = encode_records(kind, ranges, self._key, self._place)
-        pwrite_all(self._disk, self.descriptor, data, self._place * RECORD_BYTES)
+        data = encode_records(kind, ranges, self._key, self.place)
+        pwrite_all(self._disk, self.descriptor, data, self.place * RECORD_BYTES)
         self.claims = self.claims.with_records(kind, ranges).nothing_dropped()
-        self._place += len(data) // RECORD_BYTES
+        self.place += len(data) // RECORD_BYTES
 
     def is_wordy(self) -> bool:
         """Whether most of it says nothing any more."""
-        log_bytes = self._place * RECORD_BYTES
+        log_bytes = self.place * RECORD_BYTES
         return log_bytes >= _COMPACT_BYTES_MIN and log_bytes >= _COMPACT_FACTOR * self.claims.log_bytes
 
     def rewrite(self, path: str) -> Log:
@@ -78,5 +78,5 @@ class Log:
         return new
 
     def _take(self, data: bytes | memoryview) -> None:
-        self.claims = self.claims.after(data, self._key, self._place)
-        self._place += len(data) // RECORD_BYTES
+        self.claims = self.claims.after(data, self._key, self.place)
+        self.place += len(data) // RECORD_BYTES
