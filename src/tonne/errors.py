@@ -279,7 +279,7 @@ class TooLarge(Refused):
 class Unsupported(Refused):
     code = "refused.unsupported"
     meaning = "The registry, proxy or folder cannot do this at all."
-    todo = "see docs/registries in the documentation"
+    todo = "use a registry or folder that can, or ask its administrator"
 
 
 # --- formats --------------------------------------------------------------------------------------------------------
