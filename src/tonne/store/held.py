@@ -178,22 +178,37 @@ class HeldBlob:
         return max(0, before - after), after
 
     def forget(self) -> int:
-        """Remove everything; needs no room on the disk.  How many bytes that freed."""
-        with self._alone(create=False) as files:
-            if files is None:
-                with contextlib.suppress(FileNotFoundError):
-                    self._remove_files()
-                return 0
+        """Remove everything; where the log is there, that needs no room on the disk.  How many bytes it freed."""
+        if not self._has_data():
+            # An empty folder, from a process that was killed here; others may be making a file in it.
+            with contextlib.suppress(OSError):
+                self._disk.rmdir(self.folder)
+            return 0
+        # Made anew where the log is missing: only under the lock of complete files may anything be removed.
+        with self._alone(create=True) as files:
+            assert files is not None
             freed = self._blocks_bytes(files)
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._known.path("records"))
+            self._disk.unlink(self._known.path("records"))
             # Else an old log could come back after a crash, and another blob's file of that name with it.
             sync_folder(self._disk, self.folder)
-            self._remove_files()
+            # The data last: as long as it is there, it is found and removed.
+            for name in ("records.new", "used", "data"):
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(self._known.path(name))
+            # Another process may have begun the blob anew.
+            with contextlib.suppress(OSError):
+                self._disk.rmdir(self.folder)
             self._stamps.forget()
             with self._state:
                 self._known.reset()
-            return freed
+        return freed
+
+    def _has_data(self) -> bool:
+        try:
+            self._disk.stat(self._known.path("data"))
+        except FileNotFoundError:
+            return False
+        return True
 
     def compact(self) -> bool:
         """Write the log anew when most of it says nothing any more; whether it was."""
@@ -217,9 +232,7 @@ class HeldBlob:
         list.  Returns the ranges that are right.
         """
         right, wrong = NOTHING, NOTHING
-        try:
-            self._disk.stat(self._known.path("data"))
-        except FileNotFoundError:
+        if not self._has_data():
             return NOTHING
         with self._alone(create=True) as files:
             assert files is not None
@@ -332,14 +345,6 @@ class HeldBlob:
                 self._append(DROPPED, ranges)
         with self._state:
             self._known.take_away(ranges)
-
-    def _remove_files(self) -> None:
-        for name in ("records", "records.new", "used", "data"):
-            with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(self._known.path(name))
-        # Another process may have begun the blob anew.
-        with contextlib.suppress(OSError):
-            self._disk.rmdir(self.folder)
 
     def _blocks_bytes(self, files: BlobFiles) -> int:
         return self._disk.stat_open(files.data).st_blocks * 512
