@@ -23,15 +23,16 @@ class Verdict:
 class Room:
     """Counts what this process writes between two measurements of the disk.
 
-    Any thread may call; `_lock` guards all fields.  The limit is kept roughly: each process may overshoot it by what it
-    writes between two measurements.  All sizes in bytes.
+    Any thread may call; `_lock` guards all fields.  The limit is kept but for records, and for what other processes
+    write between two measurements of ours.  All sizes in bytes.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._measured_bytes: int | None = None
-        self._written_bytes = 0
+        self._taken_bytes = 0  # allowed, and not on the disk yet
+        self._written_bytes = 0  # since the last measurement began
         self._is_disk_full = False
 
     def wants_measuring(self) -> bool:
@@ -39,26 +40,33 @@ class Room:
         return self._limit_bytes is not None and self._measured_bytes is None
 
     def take(self, size_bytes: int) -> Verdict:
-        """Ask for room; it counts as taken when allowed."""
+        """Ask for room; when it is allowed, `written` must follow, whatever became of the write."""
         limit = self._limit_bytes
         if limit is None:
             return Verdict(True, False)
         with self._lock:
-            before = self._written_bytes
+            before = self._taken_bytes + self._written_bytes
             used = (self._measured_bytes or 0) + before + size_bytes
             if used > limit:
                 return Verdict(False, True)
-            self._written_bytes += size_bytes
+            self._taken_bytes += size_bytes
             step = max(1, limit // _MEASURE_PART)
-            is_due = before // step != self._written_bytes // step
+            is_due = before // step != (before + size_bytes) // step
             return Verdict(True, is_due or used > limit - limit // _HEADROOM_PART)
 
-    def written(self) -> int:
-        """What to hand to `measured`, asked before the measurement begins."""
+    def written(self, size_bytes: int) -> None:
+        """What was allowed is on the disk, or has failed."""
+        if self._limit_bytes is not None:
+            with self._lock:
+                self._taken_bytes -= size_bytes
+                self._written_bytes += size_bytes
+
+    def begin_measuring(self) -> int:
+        """What to hand to `measured`."""
         return self._written_bytes
 
     def measured(self, used_bytes: int, written_before: int) -> None:
-        """So much is used, with all that was written before."""
+        """So much is used, with all that was written before; what was written meanwhile may count twice."""
         with self._lock:
             self._measured_bytes = used_bytes
             self._written_bytes -= written_before

@@ -113,11 +113,15 @@ class Store:
         """Keep a small immutable document.  It is not synced, since a torn one is only a missing one."""
         if not digest.matches(data):
             raise ValueError(f"the document does not have the digest {digest}")
-        if self._may_write(len(data)):
-            path = self._document_path(digest)
+        if not self._may_write(len(data)):
+            return
+        path = self._document_path(digest)
+        try:
             with self._troubles.quiet("a document cannot be cached", path, writing=True):
                 self._disk.makedirs(os.path.dirname(path))
                 write_document(path, data, self._disk, durable=False)
+        finally:
+            self._room.written(len(data))
 
     # --- care ---------------------------------------------------------------------------------------------------------
 
@@ -195,7 +199,10 @@ class Store:
             self._syncer.tidy_soon()
         return verdict.is_allowed
 
-    def _wrote(self, digest: Digest, unsynced_bytes: int) -> None:
+    def _wrote(self, digest: Digest, size_bytes: int, unsynced_bytes: int) -> None:
+        self._room.written(size_bytes)
+        if not unsynced_bytes:
+            return
         self._syncer.wrote(digest, is_urgent=unsynced_bytes >= self._sync_bytes or self._opened.is_crowded())
 
     def _sync_one(self, digest: Digest) -> None:
@@ -211,9 +218,9 @@ class Store:
         self._syncer.tidy_soon()
 
     def _measure(self) -> int:
-        written = self._room.written()
+        before = self._room.begin_measuring()
         used_bytes = self.usage().total_bytes
-        self._room.measured(used_bytes, written)
+        self._room.measured(used_bytes, before)
         return used_bytes
 
     def _tidy(self) -> bool:

@@ -24,7 +24,7 @@ class StoreAccess:
     pinned: Callable[[Digest], AbstractContextManager[HeldBlob]]
     troubles: Troubles
     may_write: Callable[[int], bool]
-    wrote: Callable[[Digest, int], None]  # told of the blob and of how many bytes wait to be synced
+    wrote: Callable[[Digest, int, int], None]  # after `may_write`: the blob, the same size, how much waits to be synced
     sync: Callable[[Digest], None]
 
 
@@ -73,12 +73,16 @@ class StoredBlob:
         store, digest = self._store, self._blob.digest
         if not data.nbytes or not store.may_write(data.nbytes):
             return
-        with (
-            store.troubles.quiet("bytes cannot be cached", str(digest), writing=True),
-            store.pinned(digest) as held,
-        ):
-            if held.write(offset, data):
-                store.wrote(digest, held.unsynced_bytes())
+        unsynced_bytes = 0
+        try:
+            with (
+                store.troubles.quiet("bytes cannot be cached", str(digest), writing=True),
+                store.pinned(digest) as held,
+            ):
+                if held.write(offset, data):
+                    unsynced_bytes = held.unsynced_bytes()
+        finally:
+            store.wrote(digest, data.nbytes, unsynced_bytes)
 
     def drop(self, offset: int, length: int) -> None:
         """Forget a range that turned out to be wrong, so that it is fetched and written again."""
