@@ -453,12 +453,16 @@ def test_a_full_disk_makes_room_when_it_may(opener: Opener) -> None:
     assert opener.told() == [DiskFull]
 
 
-def test_eviction_with_no_room_for_its_record_removes_the_blob(opener: Opener) -> None:
+@pytest.mark.parametrize(
+    ("call", "code", "path"),
+    [("pwrite", errno.ENOSPC, "*/records"), ("punch", errno.EOPNOTSUPP, "*")],
+)
+def test_what_cannot_be_punched_is_removed_as_a_whole(opener: Opener, call: str, code: int, path: str) -> None:
     store = opener()
     store.blob(BLOB).write(0, piece(1))
     store.blob(BLOB).write(STRIPE_BYTES, piece(2))
     opener.clock.advance(60)
-    opener.disk.fail("pwrite", errno.ENOSPC, path="*/records", times=None)
+    opener.disk.fail(call, code, path=path, times=None)
     assert store.evict(store.usage().total_bytes - 1) == 2 * MIB
     assert read(store, 0) is None
     assert os.listdir(opener.folder / "blobs") == []

@@ -21,6 +21,8 @@ from tonne.store.held import HeldBlob
 from tonne.store.ranges import ByteRanges
 
 GRACE_MS = 5000  # what was used so lately is in use still
+# Not even room to say what is dropped; a file system without holes.
+_CANNOT_PUNCH = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.ENOSYS})
 _FUTURE_MS = 60_000  # a last use that lies further ahead than clocks differ means nothing
 
 
@@ -135,9 +137,9 @@ class Collector:
             try:
                 freed, left = held.punch(ByteRanges(starts, starts + STRIPE_BYTES))
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno not in _CANNOT_PUNCH:
                     raise
-                # Not even room to say what is dropped; to remove all of the blob needs none.
+                # To remove all of the blob needs no room and no holes.
                 return held.forget()
             if not left:
                 freed += held.forget()
