@@ -193,6 +193,19 @@ def test_reproducible_leaves_owner_and_time_out(bench: Bench, tree: Path) -> Non
         assert (entry.uid, entry.gid, entry.mtime_ns) == (0, 0, 77_000_000_000)
 
 
+def test_what_is_given_need_not_be_utf_8(bench: Bench, tmp_path: Path) -> None:
+    top = tmp_path / "few"
+    top.mkdir()
+    (top / "kept").write_bytes(b"kept")
+    Path(os.fsdecode(os.fsencode(top) + b"/left out \xe9")).write_bytes(b"left out")
+    bench.pack(top, exclude=(os.fsdecode(b"*\xe9"),))
+    assert bench.image().config(FOREVER).options["exclude"] == ["*\\xe9"]
+    assert bench.image().index.root.totals.files == 1
+    for key, value in (("key", "\udce9"), ("\udce9", "value")):
+        with pytest.raises(BadSettings, match="UTF-8"):
+            bench.pack(top, annotations={key: value})
+
+
 def test_annotations_stand_in_the_manifest(bench: Bench, tree: Path) -> None:
     bench.pack(tree, annotations={"org.example.licence": "MIT"})
     assert bench.image().manifest.annotations["org.example.licence"] == "MIT"

@@ -487,3 +487,24 @@ def test_a_part_reads_its_part_of_the_index(tmp_path: Path) -> None:
     pages = str(made.manifest.pages.digest)
     got = sum(asked.length for asked in repository.asked if asked.kind == "read" and asked.subject == pages)
     assert got < len(made.pages) / 4
+
+
+def test_attributes_of_what_its_owner_may_not_write(tmp_path: Path) -> None:
+    entry = Entry(2, 1, 2, b"x", Kind.FILE, 0o444, os.getuid(), os.getgid(), 1, 0, xattrs=((b"user.key", b"value"),))
+    path = tmp_path / "x"
+    path.touch(0o600)
+    uid = os.geteuid()
+    told: list[TonneError] = []
+    if uid == 0:  # root may always
+        os.chown(path, 65534, 65534)
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        if uid == 0:
+            os.seteuid(65534)
+        pull_files.Attributes(told.append).give(descriptor, entry, b"x")
+    finally:
+        os.seteuid(uid)
+        os.close(descriptor)
+    assert not told
+    assert os.getxattr(path, b"user.key") == b"value"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444

@@ -116,6 +116,8 @@ def test_references(text: str, reference: Reference) -> None:
         ("example.com:0/a", "host"),
         ("example.com:65536/a", "host"),
         ("-bad.com/a", "host"),
+        ("[:::1]:5000/a", "host"),
+        ("[1.2.3.4]/a", "host"),
         ("example.com/a@sha256:xyz", "digest"),
         ("example.com/a@", "digest"),
         ("oci:", "folder"),

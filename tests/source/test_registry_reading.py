@@ -213,7 +213,7 @@ def test_redirects_in_a_circle_end(serve: Serve) -> None:
     repository.close()
 
 
-@pytest.mark.parametrize("location", ["", "ftp://127.0.0.1/x", "file:///etc/passwd", "http://"])
+@pytest.mark.parametrize("location", ["", "ftp://127.0.0.1/x", "file:///etc/passwd", "http://", "http://[x/y"])
 def test_redirects_to_nowhere_are_refused(serve: Serve, location: str) -> None:
     server = serve(lambda seen: Answer(307, headers={"Location": location}))
     repository = open_registry(RegistryReference(server.host, "ml/bert"), QUICK)

@@ -310,8 +310,9 @@ def test_an_odd_life_is_a_minute(serve: Serve, said: str) -> None:
     opened.close()
 
 
-def test_no_password_goes_to_a_realm_that_is_not_safe(serve: Serve) -> None:
-    challenge = 'Bearer realm="http://auth.example.test/token",service="svc"'
+@pytest.mark.parametrize("realm", ["http://auth.example.test/token", "https://[x/token", "https://a:b/token", "/token"])
+def test_no_password_goes_to_a_realm_that_is_not_safe(serve: Serve, realm: str) -> None:
+    challenge = f'Bearer realm="{realm}",service="svc"'
     server = serve(lambda seen: Answer(401, headers={"WWW-Authenticate": challenge}))
     opened = Registry(server.host, NetworkSettings(username="me", password="word"))
     with pytest.raises(errors.ProtocolError):

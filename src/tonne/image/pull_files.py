@@ -213,9 +213,10 @@ class Attributes:
         """All of an open file or folder; times last."""
         if self._root:
             self._try("owner", path, lambda: os.fchown(descriptor, entry.uid, entry.gid))
+        # Before the mode, which may take away the owner's right to write, and that to set attributes with it.
+        self._give_xattrs(descriptor, entry, path)
         # After the owner, since a change of that clears the set-id bits.
         os.fchmod(descriptor, entry.permissions)
-        self._give_xattrs(descriptor, entry, path)
         os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
 
     def give_link(self, folder: int, name: bytes, entry: Entry, path: bytes) -> None:

@@ -125,7 +125,7 @@ def parse_reference(text: str) -> Reference:
             todo=f"write the registry's host first, for Docker Hub {DOCKER_HUB}/{rest if slash else 'library/' + rest}",
         )
     match = _HOST.match(host)
-    if not match or (match[1] and not 0 < int(match[1]) < 65536):
+    if not match or (match[1] and not 0 < int(match[1]) < 65536) or not _is_address(host):
         raise BadReference("bad registry host in the reference", where=host)
     repository, tag = path, ""
     if ":" in path.rsplit("/", 1)[-1]:
@@ -137,6 +137,17 @@ def parse_reference(text: str) -> Reference:
         )
         raise BadReference("bad repository in the reference", where=repository or text, why=why)
     return RegistryReference(host, repository, tag, digest)
+
+
+def _is_address(host: str) -> bool:
+    """Whether what stands in brackets, if anything does, is an address of IPv6."""
+    if not host.startswith("["):
+        return True
+    try:
+        ipaddress.IPv6Address(host[1 : host.index("]")])
+    except ValueError:
+        return False
+    return True
 
 
 def _parse_layout(text: str) -> LayoutReference:

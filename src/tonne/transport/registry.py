@@ -235,10 +235,10 @@ class Registry:
             return None
         if request.method not in ("GET", "HEAD") and head.status not in (307, 308):
             return None  # these would have to become a GET, which no registry means
-        target = urljoin(request.url, head.first("location"))
         try:
             if not head.first("location"):
                 raise ValueError("no Location")
+            target = urljoin(request.url, head.first("location"))
             split_origin(target)
         except ValueError:
             raise ProtocolError("a redirect leads nowhere", where=request.where, why=f"status {head.status}") from None

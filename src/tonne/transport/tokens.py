@@ -20,7 +20,7 @@ from tonne.transport.client import Client, Collect
 from tonne.transport.credentials import Credentials, find_credentials
 from tonne.transport.documents import parse_object
 from tonne.transport.failures import Kind, from_status
-from tonne.transport.fields import Head, is_loopback
+from tonne.transport.fields import Head, is_loopback, split_origin
 
 TOKEN_BYTES_MAX = 64 * 1024
 TOKEN_LIFE_S = 60.0  # the specification's value where the answer has none
@@ -114,9 +114,11 @@ class Authorizer:
 
     def _checked(self, realm: str) -> str:
         """A realm that may get our password: https, or what a plain registry on this machine or network names."""
-        parts = urlsplit(realm)
-        plain = self._network.plain_http or is_loopback(parts.hostname or "")
-        if not parts.hostname or parts.scheme not in ("https", "http") or (parts.scheme == "http" and not plain):
+        try:
+            scheme, hostname, _ = split_origin(realm)
+        except ValueError:
+            scheme, hostname = "", ""
+        if scheme != "https" and not (hostname and (self._network.plain_http or is_loopback(hostname))):
             raise ProtocolError(
                 "the registry names no safe address for tokens", where=self._host, why=realm.partition("?")[0][:200]
             )

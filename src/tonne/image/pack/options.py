@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,7 +54,8 @@ class PackOptions:
     def shaping(self, pack_bytes: int) -> dict[str, Any]:
         """The options that shape the result, as the config lists them; annotations stand in the manifest itself."""
         document: dict[str, Any] = {
-            "exclude": list(self.exclude),
+            # The config is UTF-8, names need not be.
+            "exclude": [os.fsencode(glob).decode("utf-8", "backslashreplace") for glob in self.exclude],
             "frameBytes": FRAME_BYTES,
             "level": self.level,
             "links": self.links.value,

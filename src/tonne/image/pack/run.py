@@ -78,7 +78,9 @@ def pack_folder(
     """
     if reference.digest is not None:
         raise UsageError("an image cannot be packed to a digest", where=str(reference), todo="name a tag")
-    for key in options.annotations:
+    for key, value in options.annotations.items():
+        if any("\ud800" <= char <= "\udfff" for char in key + value):
+            raise BadSettings("an annotation is not UTF-8", where=os.fsencode(key).decode("utf-8", "backslashreplace"))
         if not key or key.startswith(RESERVED_ANNOTATIONS):
             raise BadSettings("an annotation cannot have this name", where=key, why=f"{RESERVED_ANNOTATIONS} is taken")
     work = _Packing(os.fsencode(source), reference, repository, reader, options, settings, clock, progress or Silent())
