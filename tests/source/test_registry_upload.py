@@ -382,6 +382,15 @@ def test_the_smallest_chunk_is_learned_once(serve: Serve) -> None:
     repository.close()
 
 
+def test_chunks_that_memory_does_not_hold_are_not_sent(serve: Serve) -> None:
+    registry = UploadRegistry(min_length=10**13)
+    registry.server = serve(registry.script)  # type: ignore[attr-defined]
+    repository = opened(registry)
+    facts = repository.facts(soon())
+    assert (facts.chunked, facts.chunk_bytes_min, facts.chunk_bytes) == (False, 0, 16 << 20)
+    repository.close()
+
+
 def test_a_401_in_the_middle_sends_the_chunk_again(registry: UploadRegistry) -> None:
     repository = opened(registry, username="me", password="pw")
     challenge = Answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'})

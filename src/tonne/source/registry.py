@@ -41,6 +41,7 @@ from tonne.transport.registry import Registry, Reply
 from tonne.wire.oci import DOCKER_LIST_TYPE, DOCKER_MANIFEST_TYPE, INDEX_TYPE, MANIFEST_TYPE
 
 ACCEPT = ", ".join((MANIFEST_TYPE, INDEX_TYPE, DOCKER_MANIFEST_TYPE, DOCKER_LIST_TYPE))
+CHUNK_BYTES_MIN_MAX = 64 * 1024 * 1024  # chunks are held in memory; who wants longer ones gets one PUT a blob
 CANCEL_S = 5.0  # for telling the registry of a session that is given up
 TAG_PAGE = 1000  # tags asked for at once; registries may give fewer
 TAG_PAGES_MAX = 100_000  # ends a list that never does
@@ -277,9 +278,12 @@ class RegistryRepository:
             self._asked = True
             if smallest.isascii() and smallest.isdigit() and len(smallest) < 16:
                 least = int(smallest)
-                self._facts = replace(
-                    self._facts, chunk_bytes_min=least, chunk_bytes=max(self._facts.chunk_bytes, least)
-                )
+                if least > CHUNK_BYTES_MIN_MAX:
+                    self._facts = replace(self._facts, chunked=False)
+                else:
+                    self._facts = replace(
+                        self._facts, chunk_bytes_min=least, chunk_bytes=max(self._facts.chunk_bytes, least)
+                    )
         location = self._calls.location(reply)
         if not location:
             raise ProtocolError("the registry names no place for an upload", where=self._where)
