@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 MIB = 1024 * 1024
@@ -31,7 +31,14 @@ class NetworkSettings:
     username: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)  # a bearer token given by the user
+    credentials_host: str = ""  # the only host that username, password and token are for; empty: whichever is asked
     docker_config: Path | None = None  # None: $DOCKER_CONFIG/config.json or ~/.docker/config.json
+
+    def for_host(self, host: str) -> NetworkSettings:
+        """What holds for one host: without username, password and token when those are another's."""
+        if self.credentials_host in ("", host):
+            return self
+        return replace(self, username="", password="", token="")
 
 
 @dataclass(frozen=True, slots=True)

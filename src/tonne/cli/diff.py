@@ -26,6 +26,7 @@ def command(ctx: click.Context, old: str, new: str) -> None:
     Exit status 0: no difference, 1: differences, others: errors.  Owners and times alone are no difference.
     """
     session: Session = ctx.obj
+    session.check_hosts(old, new)
     first, second = session.image(old, store=session.store()), session.image(new, store=session.store())
     counts = dict.fromkeys(Change, 0)
     out = None

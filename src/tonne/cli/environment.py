@@ -52,6 +52,7 @@ def settings_from(environment: Mapping[str, str], options: Mapping[str, Any]) ->
         username=environment.get("TONNE_USERNAME", ""),
         password=environment.get("TONNE_PASSWORD", ""),
         token=environment.get("TONNE_TOKEN", ""),
+        credentials_host=environment.get("TONNE_HOST", ""),
         docker_config=Path(docker_config) / "config.json"
         if docker_config
         else Path("~/.docker/config.json").expanduser(),

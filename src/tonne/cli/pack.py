@@ -73,6 +73,7 @@ def command(
         pack_bytes=parse_size(pack_size, "the pack size") if pack_size else settings.pack.pack_bytes,
         level=level or settings.pack.level,
     )
+    session.check_hosts(reference, *bases)
     repository = session.repository(reference)
     asked = None if not (bases or no_base) else [_base(session, text) for text in bases]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from tonne.cli.bars import Bars
 from tonne.clock import Deadline
-from tonne.errors import TonneError
-from tonne.model import Reference, parse_reference
+from tonne.errors import TonneError, UsageError
+from tonne.model import Reference, RegistryReference, parse_reference
 from tonne.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Session:
     _progress: Bars | None = None
     _store: Store | None = None
     _warned: str = ""
+    _hosts: set[str] = field(default_factory=set)  # registries that the environment's credentials go to
     _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -59,12 +60,33 @@ class Session:
             self._stack.callback(self._store.close)
         return self._store
 
+    def check_hosts(self, *references: Reference | str) -> None:
+        """Refuse to give the environment's credentials to several registries; a verb with several calls it first.
+
+        Raises `UsageError` before anything is asked, unless TONNE_HOST says whose they are.
+        """
+        network = self.settings.network
+        if network.credentials_host or not (network.username or network.token):
+            return
+        for each in references:
+            reference = parse_reference(each) if isinstance(each, str) else each
+            if isinstance(reference, RegistryReference):
+                self._hosts.add(reference.host)
+        if len(self._hosts) > 1:
+            raise UsageError(
+                "credentials for one registry and a command that names several",
+                where=", ".join(sorted(self._hosts)),
+                why="TONNE_USERNAME or TONNE_TOKEN does not say whose it is",
+                todo="set TONNE_HOST to the host that they are for; log in to the other with `docker login HOST`",
+            )
+
     def repository(self, reference: Reference | str) -> Repository:
         """The repository that a reference names."""
         from tonne.source.compose import open_repository
 
         if isinstance(reference, str):
             reference = parse_reference(reference)
+        self.check_hosts(reference)
         repository = open_repository(reference, self.settings)
         self._stack.callback(repository.close)
         return repository

@@ -372,7 +372,7 @@ def open_registry(
     """
     if registry is not None:
         return RegistryRepository(reference, registry, owned=False)
-    return RegistryRepository(reference, Registry(reference.host, network, clock))
+    return RegistryRepository(reference, Registry(reference.host, network.for_host(reference.host), clock))
 
 
 def _manifest_type(reply: Reply, where: str) -> str:
