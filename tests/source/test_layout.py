@@ -384,6 +384,18 @@ def test_a_layout_is_made_where_files_have_one_name_only(
     assert sorted(os.listdir(folder)) == ["blobs", "index.json", "oci-layout"]
 
 
+def test_a_rotten_blob_is_not_taken_over(tmp_path: Path) -> None:
+    first, second = LayoutRepository(str(tmp_path / "first")), LayoutRepository(str(tmp_path / "second"))
+    content = load(first)
+    rotten = blob_file(tmp_path / "first", content.blob.digest)
+    data = bytearray(rotten.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    rotten.write_bytes(data)
+    assert not second.mount(content.blob, str(tmp_path / "first"), soon())
+    assert second.has(content.blob.digest, soon()) is None
+    assert not (tmp_path / "second" / ".tonne-uploads").exists()
+
+
 def test_a_blob_on_another_file_system_is_not_linked(tmp_path: Path) -> None:
     memory = Path("/dev/shm")
     if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:

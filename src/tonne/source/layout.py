@@ -113,7 +113,7 @@ class LayoutRepository:
             return None
 
     def mount(self, blob: Blob, from_repository: str, deadline: Deadline) -> bool:
-        """`from_repository`: another layout's folder, with or without ``oci:``.  Its word for the content is taken."""
+        """`from_repository`: another layout's folder, with or without ``oci:``.  False when its blob is rotten, too."""
         self._folder.make(deadline)
         if self.has(blob.digest, deadline) == blob.size_bytes:
             return True

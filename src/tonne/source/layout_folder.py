@@ -26,6 +26,7 @@ from tonne.wire.oci import DOCUMENT_BYTES_MAX
 VERSION = "1.0.0"
 MARKER = "oci-layout"
 INDEX = "index.json"
+HASH_BYTES = 4 * 1024 * 1024  # read at once
 COPY_BYTES = 64 * 1024 * 1024  # of one system call, so that the deadline is looked at in between
 _MARKER_BYTES_MAX = 64 * 1024  # it holds one short field
 _HARMLESS = {FOLDER, "lost+found"}  # what a folder may hold and still become a layout
@@ -155,7 +156,8 @@ class LayoutFolder:
     def adopt(self, blob: Blob, theirs: str, deadline: Deadline) -> bool:
         """Have another layout's file as a blob of this one, without moving bytes through this process.
 
-        False when it is not there, has another length, lies on another file system, or the kernel cannot do it.
+        False when it is not there, is not what its name says, lies on another file system, or the kernel cannot do it.
+        A registry checks what it commits; a folder's content nobody may have checked since, so it is hashed first.
         """
         with local_errors("a blob cannot be linked", self.origin):
             try:
@@ -165,6 +167,8 @@ class LayoutFolder:
             if not stat.S_ISREG(info.st_mode) or info.st_size != blob.size_bytes:
                 return False
             if info.st_dev != os.stat(self.path).st_dev:
+                return False
+            if not self._is_right(theirs, blob, deadline):
                 return False
             return self._link(theirs, blob) or self._copy(theirs, blob, deadline)
 
@@ -216,26 +220,37 @@ class LayoutFolder:
                 raise
             self.disk.rename(path, self._marker)
 
-    def _link(self, theirs: str, blob: Blob) -> bool:
-        place = self.blob(blob.digest)
-        make_folders(self.disk, os.path.dirname(place))
+    def _is_right(self, theirs: str, blob: Blob, deadline: Deadline) -> bool:
+        hasher = blob.digest.hasher()
+        buffer = memoryview(bytearray(HASH_BYTES))
         try:
-            with contextlib.suppress(FileNotFoundError):
-                # What is there has the wrong length, or nobody would have asked.
-                os.unlink(place)
-            with contextlib.suppress(FileExistsError):
-                os.link(theirs, place)
+            with open(theirs, "rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    deadline.check("no time left to check a blob", self.origin)
+                    hasher.update(buffer[:count])
+        except OSError:
+            return False
+        return hasher.hexdigest() == blob.digest.hex
+
+    def _link(self, theirs: str, blob: Blob) -> bool:
+        session, descriptor = self.uploads.create()
+        linked = self.uploads.file(session)
+        try:
+            os.unlink(linked)
+            os.link(theirs, linked)
+            with open(linked, "rb") as file:
+                # Whoever wrote it may not have.
+                self.disk.fsync(file.fileno())
+            # A rename, so that a blob that is there is never missing in between.
+            self.commit(linked, blob.digest)
         except OSError as error:
             if error.errno in _NO_LINK:
                 return False
             raise
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            # Whoever wrote it may not have.
-            self.disk.fsync(descriptor)
         finally:
+            # Renaming a link over another link of the same file leaves both.
+            self.uploads.drop(session)
             os.close(descriptor)
-        sync_folder(self.disk, os.path.dirname(place))
         return True
 
     def _copy(self, theirs: str, blob: Blob, deadline: Deadline) -> bool:
