@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +12,16 @@ import numpy as np
 import pytest
 
 from tests.image.packing import PACK_BYTES
+from tonne.clock import Deadline
 from tonne.errors import TonneError
 from tonne.image.pack import PackOptions, PackResult, pack_folder
-from tonne.model import parse_reference
+from tonne.model import Digest, parse_reference
 from tonne.model.frame import FRAME_BYTES
 from tonne.settings import CacheSettings, NetworkSettings, PackSettings, Settings
 from tonne.source.compose import compose_reader, open_repository
 from tonne.source.quirks import facts_of
+from tonne.source.registry import RegistryRepository
+from tonne.source.seam import Document
 from tonne.testing.faults import Fault
 from tonne.testing.registry import FaultRegistry, Rules
 from tonne.testing.registry_actions import (
@@ -139,3 +143,26 @@ def test_one_put_a_blob(model: Path, tmp_path: Path, expected: PackResult) -> No
         running.faults.add(Fault("upload-finish", Reset(), nth=1))
         assert pack(running, model, tmp_path).digest == expected.digest
         assert not running.asked("upload-patch")
+
+
+def test_a_registry_that_says_it_has_what_it_then_misses(
+    registry: FaultRegistry, model: Path, tmp_path: Path, expected: PackResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """distribution with a cache of descriptors that is behind: HEAD finds the blob, the manifest does not."""
+    sizes: dict[str, int] = {}
+    has, put_manifest = RegistryRepository.has, RegistryRepository.put_manifest
+
+    def stale(self: RegistryRepository, digest: Digest, deadline: Deadline) -> int | None:
+        return sizes[str(digest)] if registry.faults.fired else has(self, digest, deadline)
+
+    def noting(self: RegistryRepository, name: str, document: Document, deadline: Deadline) -> None:
+        manifest = json.loads(document.data)
+        sizes.update({item["digest"]: item["size"] for item in (manifest["config"], *manifest["layers"])})
+        put_manifest(self, name, document, deadline)
+
+    monkeypatch.setattr(RegistryRepository, "has", stale)
+    monkeypatch.setattr(RegistryRepository, "put_manifest", noting)
+    registry.faults.add(Fault("manifest-put", Forget()))
+    assert pack(registry, model, tmp_path).digest == expected.digest
+    assert registry.faults.fired
+    assert len(registry.asked("manifest-put")) == 2

@@ -26,15 +26,18 @@ def command(session: Session, source: str, target: str) -> None:
     """
     began_s = time.monotonic()
     origin, place = parse_reference(source), parse_reference(target)
+    session.check_hosts(origin, place)
     reader = compose_reader([session.repository(origin)], session.settings, on_event=session.warn)
+    repository = session.repository(place)
     report = copy(
         reader,
         origin.name,
-        session.repository(place),
+        repository,
         place.name,
         session.progress,
         mount_from=_mount_from(origin, place),
         journal_folder=session.settings.cache.folder if session.use_cache else None,
+        confirm=compose_reader([repository], session.settings, on_event=session.warn),
         on_event=session.warn,
     )
     taken_s = time.monotonic() - began_s

@@ -7,6 +7,7 @@ import click
 from tonne.cli.session import Session
 from tonne.errors import UsageError
 from tonne.model import parse_reference
+from tonne.source.compose import compose_reader
 
 
 @click.command("rm")
@@ -22,6 +23,7 @@ def command(session: Session, ref: str) -> None:
     if not reference.tag and reference.digest is None:
         raise UsageError("a tag or digest is needed", where=ref, why="nothing is removed by default")
     repository = session.repository(reference)
-    digest = repository.manifest(reference.name, session.deadline()).digest
+    reader = compose_reader([repository], session.settings, on_event=session.warn)
+    digest = reader.manifest(reference.name, session.deadline()).digest
     repository.delete(digest, reference.tag, session.deadline())
     session.emit({"removed": str(reference), "digest": str(digest)}, lambda: print(f"removed {reference} ({digest})"))

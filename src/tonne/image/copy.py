@@ -68,6 +68,7 @@ def copy(
     *,
     mount_from: str = "",
     journal_folder: Path | None = None,
+    confirm: Source | None = None,
     on_event: Callable[[TonneError], None] = lambda error: None,
 ) -> CopyReport:
     """Copy the manifest that `name` (tag or digest) names at `source` to `target` under `target_name`.
@@ -75,6 +76,7 @@ def copy(
     Args:
         mount_from: the source's repository, when both are in the same registry (or layouts on one disk).
         journal_folder: where upload sessions are remembered between runs; None: a new run begins again.
+        confirm: reads the target, with retries, to see at the end that the manifest is there; None: `target` itself.
 
     Errors: those of reading and storing; `ForeignManifest` for an index of several manifests; `Locked`.  After any
     error, and after a crash, the same call goes on.
@@ -95,7 +97,7 @@ def copy(
         run = _Copy(source, target, facts, halt, progress, mount_from, journal, on_event)
         progress.begin("copying", sum(blob.size_bytes for blob in blobs))
         all_of(blobs, run.blob, BLOBS_AT_ONCE, halt)
-        run.manifest(target_name, document, blobs)
+        run.manifest(target_name, document, blobs, confirm or target)
         if journal is not None:
             journal.remove()
         return run.report(document.digest, blobs)
@@ -318,8 +320,8 @@ class _Copy:
         upload.cancel(Deadline.after(CANCEL_S))  # after a stop too
         self._forget(blob)
 
-    def manifest(self, name: str, document: Document, blobs: list[Blob]) -> None:
-        """Store the manifest; blobs that the registry lost meanwhile are brought again once."""
+    def manifest(self, name: str, document: Document, blobs: list[Blob], confirm: Source) -> None:
+        """Store the manifest and read it back; blobs that the registry lost meanwhile are brought again once."""
         deadline = self._halt.deadline
         try:
             self._target.put_manifest(name, document, deadline)
@@ -337,7 +339,7 @@ class _Copy:
                     (self._stream if self._facts.chunked else self._put)(blob)
             self._target.put_manifest(name, document, deadline)
         try:
-            stored = self._target.manifest(name, deadline).digest
+            stored = confirm.manifest(name, deadline).digest
         except MissingManifest:
             stored = None
         if stored != document.digest:

@@ -25,6 +25,7 @@ def store_blob(
     deadline: Deadline,
     count: Callable[[int], None],
     begun: Callable[[str], None] | None = None,
+    ask: bool = True,
 ) -> None:
     """Store a blob unless it is there.
 
@@ -32,8 +33,9 @@ def store_blob(
         chunks: gives the bytes anew at each call, in chunks of `chunk_size(facts)` but for the last.
         count: told of bytes that were sent.
         begun: told the token of each upload session before it gets bytes.
+        ask: False where the sink says that it has what it then misses (a registry's stale cache of descriptors).
     """
-    if sink.has(blob.digest, deadline) == blob.size_bytes:
+    if ask and sink.has(blob.digest, deadline) == blob.size_bytes:
         return
     whole = not facts.chunked or blob.size_bytes <= chunk_size(facts)
     for left in reversed(range(RESTARTS_MAX + 1)):
@@ -83,7 +85,13 @@ def _counted(chunks: Iterator[memoryview], count: Callable[[int], None]) -> Iter
 
 
 def copy_blob(
-    source: Source, sink: Sink, facts: SinkFacts, blob: Blob, deadline: Deadline, count: Callable[[int], None]
+    source: Source,
+    sink: Sink,
+    facts: SinkFacts,
+    blob: Blob,
+    deadline: Deadline,
+    count: Callable[[int], None],
+    ask: bool = True,
 ) -> None:
     """Copy a blob as it is, unless it is there; checked against its digest before it is committed."""
     step = chunk_size(facts)
@@ -99,4 +107,4 @@ def copy_blob(
                 raise CorruptBytes("a pack has the wrong digest", where=source.origin, digest=blob.digest)
             yield out
 
-    store_blob(sink, facts, blob, chunks, deadline, count)
+    store_blob(sink, facts, blob, chunks, deadline, count, ask=ask)

@@ -68,10 +68,11 @@ class Provider:
 
     def _is_there(self, pack: BasePack) -> bool:
         deadline = self._flow.deadline
-        if self._sink.has(pack.blob.digest, deadline) == pack.blob.size_bytes:
-            return True
+        return self._sink.has(pack.blob.digest, deadline) == pack.blob.size_bytes or self._mounted(pack)
+
+    def _mounted(self, pack: BasePack) -> bool:
         name = mount_name(self._bases[pack.base].reference, self._target)
-        return name is not None and self._sink.mount(pack.blob, name, deadline)
+        return name is not None and self._sink.mount(pack.blob, name, self._flow.deadline)
 
     def _can_copy(self, pack: BasePack, base: BaseSource) -> bool:
         limit = self._facts.blob_bytes_max
@@ -107,8 +108,10 @@ class Provider:
         """Bring a pack that the target has lost; False when the base has it no more either."""
         base = self._bases[pack.base]
         try:
-            if not self._is_there(pack):
-                copy_blob(base.source, self._sink, self._facts, pack.blob, self._flow.deadline, self._flow.count_sent)
+            # Whether it is there is not asked: the target said so before, and then missed it.
+            if not self._mounted(pack):
+                count, deadline = self._flow.count_sent, self._flow.deadline
+                copy_blob(base.source, self._sink, self._facts, pack.blob, deadline, count, ask=False)
         except Missing:
             self.refuse(pack.pack.digest)
             return False

@@ -79,6 +79,7 @@ class Publisher:
         self._remaker = remaker
         self._new = {pack.blob.digest: pack for pack in new}
         self._bases = {pack.pack.digest: pack for pack in bases}
+        self._ask = True  # whether a blob is there, before it is stored; not once the target missed what it had
 
     @property
     def _deadline(self) -> Deadline:
@@ -127,7 +128,7 @@ class Publisher:
             for start in range(0, len(data), size):
                 yield memoryview(data)[start : start + size]
 
-        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent, self._begun)
+        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent, self._begun, self._ask)
 
     def _store_file(self, blob: Blob, path: Path) -> None:
         size = chunk_size(self._facts)
@@ -137,7 +138,7 @@ class Publisher:
                 while data := file.read(size):
                     yield memoryview(data)
 
-        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent, self._begun)
+        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent, self._begun, self._ask)
 
     # --- what the target lost ---
 
@@ -154,6 +155,7 @@ class Publisher:
 
     def _store_again(self, digests: list[Digest], store: dict[Digest, Callable[[], None]]) -> None:
         gone: list[Digest] = []
+        self._ask = False
         for digest in digests:
             if digest in store:
                 store[digest]()
@@ -181,7 +183,7 @@ class Publisher:
             if filled:
                 yield chunk[:filled]
 
-        store_blob(self._sink, self._facts, pack.blob, chunks, self._deadline, self._flow.count_sent)
+        store_blob(self._sink, self._facts, pack.blob, chunks, self._deadline, self._flow.count_sent, ask=False)
 
     def _pieces(self, pack: SentPack) -> Iterator[memoryview]:
         for frame in self._remaker.stored(pack.lane, range(pack.start, pack.end)):
