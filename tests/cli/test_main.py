@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tonne import COMMAND, error, run
+from tests.image.sketch import make, write_layout
 from tonne.cli.amounts import amount, encoded, name_fields, share, shown
+from tonne.testing.faults import Fault
+from tonne.testing.registry import Auth, FaultRegistry, Rules
+from tonne.testing.registry_actions import Status
 
 
 def test_no_arguments_show_the_help() -> None:
@@ -131,9 +135,62 @@ def test_amounts() -> None:
     assert (share(1, 4), share(1, 0)) == ("25.0 %", "-")
 
 
+def test_what_others_wrote_cannot_move_the_cursor(tmp_path: Path) -> None:
+    write_layout(tmp_path / "layout", {"v1": make("file a text:one")})
+    said = run("cat", f"oci:{tmp_path}/layout:v1", "no\x1b[31m\udcff", status=3).stderr
+    assert b"\x1b" not in said
+    assert b"\\x1b[31m" in said
+
+
+def test_a_path_that_is_no_text_ends_well(tmp_path: Path) -> None:
+    write_layout(tmp_path / "layout", {"v1": make("file a text:one")})
+    done = run("pull", f"oci:{tmp_path}/layout:v1", f"{tmp_path}/p\udce9")
+    assert b"p\\udce9" in done.stdout
+    assert (tmp_path / "p\udce9" / "a").read_bytes() == b"one"
+
+
 def test_names() -> None:
     assert shown(b"a\x1b[31m\n\xff\xc3\xa9") == "a\\x1b[31m\\n\\xff\xe9"
     assert encoded("é%".encode()) == "é%"
     assert encoded(b"\xff%/a b") == "%FF%25/a b"
     assert name_fields(b"a") == {"path": "a"}
     assert name_fields(b"\xff", "name") == {"name": "%FF", "nameEncoding": "percent"}
+
+
+def test_credentials_go_to_one_host_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A command that names two registries is refused before either is asked, unless it is said whose they are."""
+    auth = Auth(scheme="basic", users={"me": "secret"})
+    with FaultRegistry(Rules(auth=auth)) as ours, FaultRegistry(Rules(auth=auth)) as theirs:
+        monkeypatch.setenv("TONNE_USERNAME", "me")
+        monkeypatch.setenv("TONNE_PASSWORD", "secret")
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        words = (f"{ours.address}/a:v1", f"{theirs.address}/a:v1")
+        refused = [error("cp", *words, status=2), error("diff", *words, status=2)]
+        refused.append(error("pack", tmp_path, words[0], "--base", words[1], status=2))
+        assert all("TONNE_HOST" in each["next"] for each in refused)
+        monkeypatch.setenv("TONNE_TOKEN", "abc")
+        assert error("cp", *words, status=2)["code"] == "usage"
+        assert not ours.requests
+        assert not theirs.requests
+        monkeypatch.delenv("TONNE_TOKEN")
+        monkeypatch.setenv("TONNE_HOST", ours.address)
+        assert error("--attempts", "1", "cp", *words, status=3)["code"] == "missing.manifest"
+        assert error("--attempts", "1", "cp", *reversed(words), status=4)["code"] == "refused.credentials"
+        assert any(record.scheme == "basic" for record in ours.requests)
+        assert theirs.requests
+        assert not any(record.scheme for record in theirs.requests)
+
+
+@pytest.mark.parametrize("verb", ["cp", "rm"])
+def test_a_passing_fault_at_the_last_look_is_no_failure(verb: str, tmp_path: Path) -> None:
+    write_layout(tmp_path / "layout", {"v1": make("file a text:one")})
+    layout = f"oci:{tmp_path}/layout:v1"
+    with FaultRegistry() as registry:
+        reference = f"{registry.address}/a:v1"
+        run("cp", layout, reference)
+        registry.faults.add(Fault("manifest-get", Status(503)))
+        if verb == "cp":
+            run("cp", layout, f"{registry.address}/b:v1")
+        else:
+            run("rm", reference)
+        assert registry.faults.fired

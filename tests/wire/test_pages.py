@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tonne.errors import Corrupt, CorruptBytes, CorruptIndex, TonneError
 from tonne.model import Codec, Entry, Extent, Frame, Kind, blake3_of
 from tonne.wire.page import (
+    FILE_BYTES_MAX,
     PAGE_BYTES,
     TreePage,
     decode_xattrs,
@@ -58,7 +59,7 @@ def entries(draw: st.DrawFn) -> list[Entry]:
                 uid=draw(u32),
                 gid=draw(u32),
                 mtime_ns=draw(st.integers(-(1 << 63), (1 << 63) - 1)),
-                size_bytes=draw(u64),
+                size_bytes=draw(st.integers(0, FILE_BYTES_MAX)),
                 links=draw(u32),
                 first_child=number + 1 if kind is Kind.DIRECTORY else 0,
                 children=draw(u32) if kind is Kind.DIRECTORY else 0,
@@ -115,6 +116,7 @@ HOSTILE_ENTRIES = {
     "symlink without target": {"kind": Kind.SYMLINK},
     "file with target": {"target": b"x"},
     "target with a NUL": {"kind": Kind.SYMLINK, "target": b"a\0b"},
+    "file too large": {"size_bytes": (1 << 62) + 1},
     "target too long": {"kind": Kind.SYMLINK, "target": b"x" * 4096},
     "folder's children are earlier": {"kind": Kind.DIRECTORY, "children": 1, "first_child": 2},
 }

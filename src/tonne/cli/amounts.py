@@ -19,7 +19,11 @@ def amount(size_bytes: float) -> str:
 
 def shown(name: bytes) -> str:
     """A name on a terminal: what is not UTF-8, or would move the cursor, is escaped."""
-    text = name.decode("utf-8", "backslashreplace")
+    return printable(name.decode("utf-8", "backslashreplace"))
+
+
+def printable(text: str) -> str:
+    """Text that others wrote, on a terminal: what would move the cursor or cannot be encoded is escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from tonne.cli.amounts import amount
+from tonne.cli.amounts import amount, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -50,6 +50,7 @@ class Bars:
                 self._line()
 
     def say(self, line: str) -> None:
+        line = printable(line)
         with self._lock:
             if self._quiet:
                 return

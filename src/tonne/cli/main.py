@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import click
 
+from tonne.cli.amounts import printable
 from tonne.cli.environment import settings_from
 from tonne.cli.session import Session
 from tonne.errors import DiskFull, Interrupted, LocalFailure, TonneError
@@ -95,6 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # An error before the options are parsed must be JSON too, if the caller asked for JSON anywhere.
     session = Session(as_json="--json" in arguments)
     signal.signal(signal.SIGTERM, _terminate)
+    # Paths need not be text; a result that cannot be shown as it is must not end what went well.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(arguments, session))
 
 
@@ -151,10 +157,11 @@ def _show(error: TonneError, session: Session) -> int:
     if session.as_json:
         print(json.dumps(error.document(), ensure_ascii=False), file=sys.stderr)
     else:
-        text = click.style(f"tonne: {error}", fg="red") if sys.stderr.isatty() else f"tonne: {error}"
+        text = f"tonne: {printable(str(error))}"
+        text = click.style(text, fg="red") if sys.stderr.isatty() else text
         print(f"{text} [{error.code}]", file=sys.stderr)
         if error.next:
-            print(f"  {error.next}", file=sys.stderr)
+            print(f"  {printable(error.next)}", file=sys.stderr)
     return error.exit_status
 
 

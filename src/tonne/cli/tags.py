@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tonne.cli.amounts import printable
 from tonne.cli.session import Session
 
 
@@ -17,6 +18,6 @@ def command(session: Session, repo: str) -> None:
 
     def people() -> None:
         for tag in found:
-            print(tag)
+            print(printable(tag))
 
     session.emit({"repository": repository.origin, "tags": found}, people)

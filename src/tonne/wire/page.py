@@ -22,6 +22,7 @@ PAGE_BYTES = 64 * 1024
 PAGE_BYTES_MAX = (
     1024 * 1024
 )  # a record with very large attributes makes its page larger; nothing makes it larger than this
+FILE_BYTES_MAX = 1 << 62  # offsets and sums of them stay within a signed 64-bit number
 XATTRS_BYTES_MAX = 512 * 1024  # of one entry; ext4 and xfs hold at most 64 KiB a value
 _XATTR_HEAD = struct.Struct("<HI")
 _TREE_ROW = struct.Struct("<IIQqIIIIIIIIIIHH28x32s")  # `TREE`, written row by row: ten times as fast as through NumPy
@@ -173,6 +174,10 @@ class TreePage:
             raise CorruptIndex("an entry's name is not allowed", where=f"entry {number}", why=repr(name[:64]))
         if not 0 < values["inode"] <= number or (not root and not 0 < values["parent"] < number):
             raise CorruptIndex("an entry's numbers are out of order", where=f"entry {number}")
+        if values["size"] > FILE_BYTES_MAX:
+            raise CorruptIndex(
+                "a file is larger than is allowed", where=f"entry {number}", why=f"{values['size']} bytes"
+            )
         if values["target_bytes"] > TARGET_BYTES_MAX or values["xattrs_bytes"] > XATTRS_BYTES_MAX:
             raise CorruptIndex("an entry's link target or attributes are too long", where=f"entry {number}")
         target = self._take(values["target_offset"], values["target_bytes"])
