@@ -63,6 +63,7 @@ def reading_sections(source: Path, registry: DebianRegistry, work: Path, runs: i
     def cold() -> None:
         unmount()
         shutil.rmtree(work / "cache", ignore_errors=True)
+        shutil.rmtree(work / "curl", ignore_errors=True)
         drop_caches()
         shell(f"cat {' '.join(map(str, blobs))} >/dev/null")
         mount(work / "cache")
@@ -71,10 +72,17 @@ def reading_sections(source: Path, registry: DebianRegistry, work: Path, runs: i
         mount(work / "cache")
         drop_caches()
 
-    def curl() -> None:
+    def curl(to: str) -> None:
         for number, blob in enumerate(blobs):
-            digest = blob.parent.name
-            shell(f"curl -sS -f -o /dev/null http://{registry.address}/v2/bench/read/blobs/sha256:{digest}", N=number)
+            url = f"http://{registry.address}/v2/bench/read/blobs/sha256:{blob.parent.name}"
+            shell(f"curl -sS -f -o {to} {url}".format(number=number))
+
+    def curl_to_disk() -> None:
+        """The bytes are as safe afterwards as they are in the store of a mount."""
+        target = work / "curl"
+        target.mkdir()
+        curl(f"{target}/{{number}}")
+        shell(f"sync {target}/*")
 
     try:
         for title, prepare, ways, aim in (
@@ -82,7 +90,8 @@ def reading_sections(source: Path, registry: DebianRegistry, work: Path, runs: i
                 "Sequential read, cold",
                 cold,
                 {
-                    "curl to /dev/null": curl,
+                    "curl to /dev/null": lambda: curl("/dev/null"),
+                    "curl to disk, synced": curl_to_disk,
                     "source folder on ext4, cold": lambda: sequential(source),
                     "tonne mount": lambda: sequential(point),
                 },

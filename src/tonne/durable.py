@@ -1,4 +1,4 @@
-"""The one durable write of a document, and what the operating system's errors on local files mean.
+"""The one durable write of a document, opening what others may have put there, and what the system's errors mean.
 
 A document is there as a whole or not at all: a temporary file beside the target, its length checked, fsync, rename over
 the target, fsync of the folder.  Not for frames: the store has an order of its own.
@@ -9,35 +9,72 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from typing import Protocol
 
 from tonne.errors import DiskFull, LocalError, LocalFailure, ReadOnly
+from tonne.quoting import shown
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
-def local_error(error: OSError, what: str, where: str = "") -> LocalError:
-    """The error of ours that an `OSError` on a local file means: `DiskFull`, `ReadOnly` or `LocalFailure`."""
-    where = where or os.fsdecode(error.filename or "")
+def local_error(
+    error: OSError, what: str, where: str | bytes | os.PathLike[str] = "", *, reading: bool = False
+) -> LocalError:
+    """The error of ours that an `OSError` on a local file means: `DiskFull`, `ReadOnly` or `LocalFailure`.
+
+    `reading`: nothing was to be written, so what is not permitted does not call for a place that can be written.
+    """
+    where = shown(where or error.filename or "")
     why = error.strerror or str(error)
     kind: type[LocalError] = LocalFailure
     if error.errno in _FULL:
         kind = DiskFull
-    elif error.errno in _READ_ONLY:
+    elif error.errno in _READ_ONLY and not reading:
         kind = ReadOnly
     return kind(what, where=where, why=why, errno=error.errno or 0)
 
 
 @contextlib.contextmanager
-def local_errors(what: str, where: str = "") -> Iterator[None]:
-    """Turns every `OSError` inside into the error of ours."""
+def local_errors(what: str, where: str | bytes | os.PathLike[str] = "", *, reading: bool = False) -> Iterator[None]:
+    """Turns every `OSError` inside into the error of ours, as `local_error`."""
     try:
         yield
     except OSError as error:
-        raise local_error(error, what, where) from error
+        raise local_error(error, what, where, reading=reading) from error
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
+    """A descriptor of a file, for reading; `OSError` at once when what stands there is none.
+
+    Opening a fifo waits until somebody writes into it, and a device may wait for longer.
+    """
+    # On a regular file O_NONBLOCK means nothing.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    try:
+        need_regular(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def need_regular(found: os.stat_result, path: str | os.PathLike[str]) -> None:
+    """`OSError` unless this is what the system says of a regular file."""
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+
+
+def read_bounded(path: str | os.PathLike[str], limit_bytes: int) -> bytes | None:
+    """A small file as a whole; None when it is longer than `limit_bytes`.  May raise OSError."""
+    with open(open_regular(path), "rb") as file:
+        data = file.read(limit_bytes + 1)
+    return None if len(data) > limit_bytes else data
 
 
 class DocumentDisk(Protocol):
@@ -87,7 +124,7 @@ class OsDocumentDisk:
         os.unlink(path)
 
 
-_OS = OsDocumentDisk()
+OS_DISK = OsDocumentDisk()
 
 
 def pwrite_all(disk: DocumentDisk, descriptor: int, data: bytes | memoryview, offset: int) -> None:
@@ -102,7 +139,7 @@ def pwrite_all(disk: DocumentDisk, descriptor: int, data: bytes | memoryview, of
 
 
 def write_document(
-    path: str | os.PathLike[str], data: bytes, disk: DocumentDisk = _OS, *, durable: bool = True
+    path: str | os.PathLike[str], data: bytes, disk: DocumentDisk = OS_DISK, *, durable: bool = True
 ) -> None:
     """Put `data` at `path`, replacing what is there; after a crash one of the two is there, whole.
 

@@ -5,12 +5,15 @@ about it?" for anything that gives bytes: `Missing` (it is not there), `Corrupt`
 (it may work later) and `Refused` (it will not work until someone changes something).
 
 Messages never hold secrets or signed URLs: whoever raises passes an origin such as ``registry.example.com/ml/bert``,
-not a URL with a query.
+not a URL with a query.  What gets in with somebody else's text all the same is cut out here, and what would move a
+terminal's cursor is escaped: an error may be printed, logged or sent as it is.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
+
+from tonne.quoting import shown, without_secrets
 
 
 class TonneError(Exception):
@@ -31,20 +34,16 @@ class TonneError(Exception):
     todo: ClassVar[str] = "report it with the command that was run"
 
     def __init__(self, what: str, *, where: str = "", why: str = "", todo: str = "", **fields: Any) -> None:
-        self.what = what
-        self.where = where
-        self.why = why
-        self.next = todo or type(self).todo
+        self.what = _quoted(what)
+        self.where = _quoted(where)
+        self.why = _quoted(why)
+        self.next = _quoted(todo) or type(self).todo
         self.fields = fields
-        super().__init__(what)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
-        text = self.what
-        if self.where:
-            text += f": {self.where}"
-        if self.why:
-            text += f": {self.why}"
-        return text
+        # Again, because others may have put more into `where` meanwhile.
+        return _quoted(": ".join(part for part in (self.what, self.where, self.why) if part))
 
     @property
     def line(self) -> str:
@@ -57,15 +56,20 @@ class TonneError(Exception):
         for name in ("where", "why", "next"):
             value = getattr(self, name)
             if value:
-                body[name] = value
+                body[name] = _quoted(value)
         if self.fields:
             body["fields"] = {
-                k: v if isinstance(v, (int, float, bool, type(None))) else str(v) for k, v in self.fields.items()
+                k: v if isinstance(v, (int, float, bool, type(None))) else _quoted(str(v))
+                for k, v in self.fields.items()
             }
         return {"error": body}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.what, self.where, self.why, self.next, self.fields))
+
+
+def _quoted(text: str) -> str:
+    return shown(without_secrets(text))
 
 
 def _rebuild(cls: type[TonneError], what: str, where: str, why: str, todo: str, fields: dict[str, Any]) -> TonneError:
@@ -248,6 +252,13 @@ class ProtocolError(Unavailable):
     todo = "check host, port and proxies in between"
 
 
+class TagMoved(Unavailable):
+    code = "unavailable.tag"
+    retryable = False
+    meaning = "Something else gave the tag to another image at the same moment."
+    todo = "run the command again, or use the digest that it tells"
+
+
 # --- refused --------------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +317,7 @@ class LocalError(TonneError):
     code = "local"
     exit_status = 7
     meaning = "Something on this machine is in the way."
-    todo = "see the message"
+    todo = "put right what the message names, and run the command again"
 
 
 class DiskFull(LocalError):
@@ -343,6 +354,12 @@ class SourceChanged(LocalError):
     code = "local.changed"
     meaning = "A file changed while it was packed."
     todo = "stop whatever writes to the folder and pack again"
+
+
+class FolderTooLarge(LocalError):
+    code = "local.size"
+    meaning = "The folder has more files, or more bytes, than one image can hold."
+    todo = "pack parts of it as images of their own"
 
 
 class SymlinkOutside(LocalError):

@@ -65,8 +65,8 @@ class ReadSettings:
     """Reading through a view."""
 
     deadline_s: float = 60.0  # of one read; then EIO
-    decoded_cache_bytes: int = 48 * MIB  # decoded frames kept in memory; with the rest a mount stays under 200 MiB
-    read_ahead_bytes_max: int = 64 * MIB  # sequential reading grows to this
+    decoded_cache_bytes: int = 80 * MIB  # frames in memory, on their way or kept; with the rest a mount has 200 MiB
+    read_ahead_bytes_max: int = 48 * MIB  # sequential reading grows to this
     whole_index_bytes: int = MIB  # an index up to this is fetched whole at the mount
     page_cache_bytes: int = 24 * MIB  # index pages kept in memory
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.tonne import COMMAND, document, error, run
 from tests.image.sketch import Made, make, write_layout
+from tonne.cli.main import run as run_here
+from tonne.cli.session import Session
+from tonne.clock import Deadline
+from tonne.settings import ReadSettings
+from tonne.source.layout import LayoutRepository
 
 ONE = r"""
     frame 65536
@@ -194,6 +201,44 @@ def test_cp(layout: str, one: Made, tmp_path: Path) -> None:
     assert document("verify", f"oci:{tmp_path}/copy:new", "--packs")["good"] is True
     assert document("cp", f"{layout}:v1", f"oci:{tmp_path}/copy:new")["sentBytes"] == 0
     assert error("cp", f"{layout}:absent", f"oci:{tmp_path}/copy:new", status=3)["code"] == "missing.manifest"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "{}:v1"),
+        ("ls", "-R", "oci:{source}/../other:v2"),
+        ("diff", "oci:{source}/../other:v1", "oci:{source}/../other:v2"),
+        ("tags", "{}"),
+        ("pack", "{source}", "oci:{source}/../new:v1", "--no-base"),
+        ("rm", "oci:{source}/../other:v1"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_nothing_is_waited_for_without_an_end(
+    layout: str, one: Made, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call that a verb makes has a deadline, or one that ends when the verb does."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "file").write_text("x")
+    several_pages = "\n".join(f"file {number:04} text:{number}" for number in range(1500))
+    write_layout(tmp_path / "other", {"v1": one, "v2": make(several_pages)})
+    calls: list[tuple[str, float | None]] = []
+    for name in ("read", "size", "manifest", "facts", "check_rights", "tags", "delete"):
+        real = getattr(LayoutRepository, name)
+
+        def call(self: LayoutRepository, *args: Any, name: str = name, real: Any = real) -> Any:
+            deadline = next(arg for arg in args if isinstance(arg, Deadline))
+            calls.append((name, deadline.left_s()))
+            return real(self, *args)
+
+        monkeypatch.setattr(LayoutRepository, name, call)
+    # Pages are read when they are needed.
+    monkeypatch.setattr("tonne.cli.environment.ReadSettings", partial(ReadSettings, whole_index_bytes=0))
+    status = run_here(["--no-cache", *(word.format(layout, source=tmp_path / "source") for word in words)], Session())
+    assert status == (1 if words[0] == "diff" else 0)
+    assert calls
+    assert [call for call in calls if call[1] is None] == []
 
 
 def test_a_reader_that_goes_away(layout: str) -> None:

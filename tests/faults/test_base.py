@@ -46,7 +46,7 @@ def test_wrong_bytes_on_the_way_are_read_again(inputs: Inputs, tmp_path: Path, i
 def test_wrong_bytes_at_rest_are_an_error(inputs: Inputs, tmp_path: Path) -> None:
     with place(inputs, tmp_path, "pack far") as found:
         _damaging(found, inputs, None)
-        with pytest.raises(CorruptBytes, match="a pack has the wrong digest"):
+        with pytest.raises(CorruptBytes, match="a blob has the wrong digest"):
             found.run(insist=True, hasty=False)
         assert 2 <= len(found.registry.faults.fired) <= 4
         assert found.registry.contents.manifest("c/d", "v2") is None

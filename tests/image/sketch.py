@@ -28,6 +28,7 @@ from typing import Protocol
 import numpy as np
 from blake3 import blake3
 
+from tests.wire.rows import extent_record, frame_table
 from tonne.codec.frames import Encoder
 from tonne.model import Blob, Digest, Entry, Extent, Frame, Kind, blake3_of
 from tonne.source.seam import Document
@@ -42,7 +43,7 @@ from tonne.wire.oci import (
     ImageManifest,
 )
 from tonne.wire.pack import encode_footer
-from tonne.wire.page import PAGE_BYTES, extent_pages, extent_record, fixed_pages, frame_table, tree_pages
+from tonne.wire.page import PAGE_BYTES, extent_pages, fixed_pages, tree_pages
 from tonne.wire.record import CONTENT, EXTENT
 from tonne.wire.root import IndexBuilder, Pack, Part, Totals
 

@@ -36,7 +36,7 @@ def command(cache: Path, *words: str) -> list[str]:
 def locked(folder: Path, pid: int) -> bool:
     """Whether the process holds a journal, so that it is inside its work; looked up, since trying would disturb it."""
     try:
-        inodes = {str(path.stat().st_ino) for path in folder.glob("*/lock")}
+        inodes = {str(path.stat().st_ino) for path in folder.glob("*.lock")}
     except FileNotFoundError:  # done and removed meanwhile
         return False
     for line in Path("/proc/locks").read_text().splitlines():

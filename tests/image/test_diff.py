@@ -11,6 +11,7 @@ from tonne.image.diff import Change, Sharing, differences, sharing
 from tonne.image.index import Index
 from tonne.image.opening import open_image
 from tonne.image.report import report_of
+from tonne.model import Entry
 from tonne.settings import Settings
 from tonne.source.memory import MemoryRepository
 
@@ -23,7 +24,11 @@ def index_of(made: Made) -> Index:
 
 def found(old: str, new: str) -> list[tuple[str, bytes, int]]:
     items = differences(index_of(make(old)), index_of(make(new)), Deadline())
-    return [(item.change.value, item.path, item.size_change_bytes) for item in items]
+
+    def size(entry: Entry | None) -> int:
+        return entry.size_bytes if entry is not None else 0
+
+    return [(item.change.value, item.path, size(item.new) - size(item.old)) for item in items]
 
 
 OLD = """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,9 @@ from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, DeadlineExceeded, TonneError, Unreachable
 from tonne.image.fetch import Fetcher, Kept, Piece
 from tonne.model import Blob, Digest, blake3_of
+from tonne.model.frame import STRIPE_BYTES
 from tonne.source.memory import Asked, MemoryRepository
+from tonne.source.seam import Check, Priority, Urgent
 
 NEVER = Deadline()
 LONG_S = 20.0
@@ -38,20 +42,21 @@ class Shelf:
 
 class ShelfBlob:
     def __init__(self) -> None:
-        self.parts: dict[int, bytes] = {}
+        self.kept: dict[int, int] = {}  # byte by byte: a write may hold several pieces
 
     def read(self, offset: int, out: memoryview) -> bool:
-        data = self.parts.get(offset, b"")
-        if len(data) != out.nbytes:
+        place = range(offset, offset + out.nbytes)
+        if any(at not in self.kept for at in place):
             return False
-        out[:] = data
+        out[:] = bytes(self.kept[at] for at in place)
         return True
 
     def write(self, offset: int, data: memoryview) -> None:
-        self.parts[offset] = bytes(data)
+        self.kept.update(enumerate(data, offset))
 
     def drop(self, offset: int, length: int) -> None:
-        self.parts.pop(offset, None)
+        for at in range(offset, offset + length):
+            self.kept.pop(at, None)
 
 
 def cut(data: bytes, lengths: list[int]) -> list[Piece]:
@@ -121,15 +126,13 @@ def test_a_rotten_bit_in_the_store_is_fetched_again(offset: int) -> None:
     blob, pieces = repository.add(DATA), cut(DATA, TENTHS)
     fetcher = Fetcher(repository, shelf, 1000)
     fetcher.pieces(blob, pieces, NEVER)
-    kept = shelf.blobs[blob.digest].parts
+    kept = shelf.blobs[blob.digest].kept
     start = offset // 200 * 200
-    rotten = bytearray(kept[start])
-    rotten[offset - start] ^= 1
-    kept[start] = bytes(rotten)
+    kept[offset] ^= 1
     before = len(reads(repository))
     assert b"".join(fetcher.pieces(blob, pieces, NEVER)) == DATA[:2000]
     assert reads(repository)[before:] == [(start, 200)]
-    assert kept[start] == DATA[start : start + 200]
+    assert bytes(kept[at] for at in range(2000)) == DATA[:2000]
 
 
 @given(st.integers(0, 1999))
@@ -143,7 +146,7 @@ def test_a_wrong_bit_from_the_source_never_comes_out_and_is_told(offset: int) ->
     assert caught.value.fields["origin"] == repository.origin
     assert caught.value.fields["offset"] == offset // 200 * 200
     assert told == [caught.value]
-    assert not any(piece.offset == offset // 200 * 200 for piece in pieces if piece.offset in shelf.blob(blob).parts)  # type: ignore[attr-defined]
+    assert offset not in shelf.blob(blob).kept  # type: ignore[attr-defined]
     assert b"".join(fetcher.pieces(blob, pieces, NEVER)) == DATA[:2000], "the failure was remembered"
 
 
@@ -213,3 +216,66 @@ def test_a_whole_blob_is_verified_kept_and_bounded(repository: MemoryRepository)
     assert len(repository.asked) == asked
     with pytest.raises(CorruptBytes):
         fetcher.whole(blob, NEVER, limit_bytes=len(DATA) - 1)
+
+
+class UntilUrgent(MemoryRepository):
+    """Reads wait until somebody urgent waits for them, and then fail if they are told to."""
+
+    error: TonneError | None = None
+
+    def read(
+        self,
+        blob: Blob,
+        offset: int,
+        out: memoryview,
+        deadline: Deadline,
+        check: Check | None = None,
+        priority: Urgent = Priority.DEMAND,
+    ) -> None:
+        end_s = time.monotonic() + LONG_S
+        while priority.now is not Priority.DEMAND:
+            assert time.monotonic() < end_s, "nobody made it urgent"
+            time.sleep(0.001)
+        if self.error is not None:
+            raise self.error
+        super().read(blob, offset, out, deadline, check, priority)
+
+
+def join_in_flight(repository: UntilUrgent) -> list[Future[list[memoryview]]]:
+    """One who is in no hurry and one who is, for the same piece."""
+    blob, pieces = repository.add(DATA), cut(DATA, TENTHS)
+    fetcher = Fetcher(repository, None, 200)
+    with ThreadPoolExecutor(2) as pool:
+        leader = pool.submit(fetcher.pieces, blob, pieces[:1], NEVER, Priority.BACKGROUND)
+        while not fetcher.flights:
+            time.sleep(0.001)
+        return [leader, pool.submit(fetcher.pieces, blob, pieces[:1], NEVER)]
+
+
+def test_whoever_joins_a_flight_makes_it_as_urgent_as_itself() -> None:
+    repository = UntilUrgent()
+    assert [bytes(future.result()[0]) for future in join_in_flight(repository)] == [DATA[:200]] * 2
+    assert reads(repository) == [(0, 200)]
+
+
+def test_an_error_is_given_to_each_who_waits_as_an_object_of_its_own() -> None:
+    repository = UntilUrgent()
+    repository.error = Unreachable("no route")
+    errors = [future.exception() for future in join_in_flight(repository)]
+    assert [type(error) for error in errors] == [Unreachable] * 2
+    assert errors[0] is not errors[1]
+
+
+def test_what_one_request_brought_is_kept_stripe_by_stripe(
+    repository: MemoryRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store evicts what was kept in one call with the stripe in which that begins."""
+    data = bytes(2 * STRIPE_BYTES)
+    blob = repository.add(data)
+    written: list[tuple[int, int]] = []
+    monkeypatch.setattr(ShelfBlob, "write", lambda self, offset, data: written.append((offset, data.nbytes)))
+    ends = [STRIPE_BYTES - 300, STRIPE_BYTES - 100, STRIPE_BYTES + 200, STRIPE_BYTES + 300, STRIPE_BYTES + 400]
+    pieces = [Piece(a, b - a, blake3_of(data[a:b])) for a, b in pairwise(ends)]
+    Fetcher(repository, Shelf(), 1 << 20).pieces(blob, pieces, NEVER)
+    assert reads(repository) == [(STRIPE_BYTES - 300, 700)]
+    assert written == [(STRIPE_BYTES - 300, 500), (STRIPE_BYTES + 200, 200)]

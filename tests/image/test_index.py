@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.wire.rows import extent_record, frame_table
 from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, CorruptIndex, MissingPath, Unreachable
 from tonne.image.fetch import Fetcher
 from tonne.image.index import MEMORY_ONLY, Index, NotInMemory
+from tonne.image.match import Selection
+from tonne.image.pull_plan import make_plan
 from tonne.model import Codec, Digest, Entry, Extent, Frame, Kind, blake3_of
+from tonne.model.frame import FRAME_BYTES_MAX, FRAME_STORED_BYTES_MAX
 from tonne.source.memory import MemoryRepository
-from tonne.wire.page import extent_pages, extent_record, fixed_pages, frame_table, tree_pages
+from tonne.wire.page import extent_pages, fixed_pages, tree_pages
 from tonne.wire.record import CONTENT, EXTENT, FRAME
 from tonne.wire.root import IndexBuilder, Pack, Part, Totals, parse_root
 
@@ -235,6 +239,13 @@ def test_a_frame_out_of_bounds_is_refused(wrong: dict[str, int]) -> None:
         index.frames([0], NEVER)
 
 
+def test_an_extent_that_overlaps_one_on_another_page_is_found() -> None:
+    rows = [(1, Extent(0, 2, 0, 0)), (1, Extent(1, 1, 0, 0)), (1, Extent(2, 1, 0, 0))]
+    for page_bytes in (24, 48, 72):
+        with pytest.raises(CorruptIndex):
+            stored(tree_of([]), rows, page_bytes=page_bytes).index.extents(1, 0, 3, NEVER)
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_lookup_touches_a_page_of_each_level_and_what_was_read_stays(depth: int) -> None:
     held = stored(tree_of([[b"%04d" % number for number in range(500)]]), depth=depth)
@@ -266,6 +277,46 @@ def test_pages_in_memory_are_bounded() -> None:
     assert held.requests == before, "the last page is still there"
     held.index.entry(numbers[0], NEVER)
     assert held.requests > before, "the first page has gone"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_total_is_counted_before_anything_is_allocated_by_it(depth: int) -> None:
+    """At depth 2 a small root can claim any number of entries."""
+    entries = tree_of([[b"%04d" % number for number in range(300)]])
+    held = stored(entries, frames=frames_of(50), depth=depth)
+    assert held.index.counted(Part.TREE, NEVER) == len(entries)
+    assert held.index.counted(Part.FRAMES, NEVER) == 50
+    assert held.index.counted(Part.EXTENTS, NEVER) == 0
+    if depth == 2:
+        root = held.index.root
+        tree = root.parts[Part.TREE]
+        claim = replace(root, parts={**root.parts, Part.TREE: replace(tree, records=4_000_000_000)})
+        lying = Index(claim, held.index._blob, held.index._fetcher, MIB)
+        with pytest.raises(CorruptIndex, match="add up"):
+            lying.counted(Part.TREE, NEVER)
+        with pytest.raises(CorruptIndex, match="add up"):
+            make_plan(lying, Selection(), NEVER)
+
+
+@pytest.mark.parametrize(
+    ("what", "is_allowed"),
+    [
+        ({"stored_bytes": FRAME_STORED_BYTES_MAX}, True),
+        ({"stored_bytes": FRAME_STORED_BYTES_MAX + 1}, False),
+        ({"stored_bytes": 0}, False),
+        ({"raw_bytes": FRAME_BYTES_MAX}, True),
+        ({"raw_bytes": FRAME_BYTES_MAX + 1}, False),
+        ({"raw_bytes": 0}, False),
+    ],
+)
+def test_the_lengths_of_a_frame_are_bounded(what: dict[str, int], is_allowed: bool) -> None:
+    frame = replace(frames_of(1)[0], **what)  # type: ignore[arg-type]
+    index = stored(tree_of([]), frames=[frame]).index
+    if is_allowed:
+        assert index.frames([0], NEVER) == [frame]
+    else:
+        with pytest.raises(CorruptIndex):
+            index.frames([0], NEVER)
 
 
 def test_a_failure_is_not_remembered() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.image.packing import MIB, SMALL_CHUNKS, Bench, check_equal, check_format, noise
 from tonne.errors import Forbidden, Interrupted, MissingBlob, SessionLost, SourceChanged, Unreachable
-from tonne.image.pack.writer import RESTARTS_MAX
+from tonne.image.blob_copy import RESTARTS_MAX
 from tonne.model.frame import FRAME_BYTES
 from tonne.source.memory import Asked, MemoryRepository
 from tonne.source.seam import SinkFacts
@@ -263,7 +263,9 @@ def test_tokens_are_for_the_owner_alone(bench: Bench, tree: Path) -> None:
         bench.pack(tree)
     folders = [path for path in bench.journals.iterdir() if path.is_dir()]
     assert [path.stat().st_mode & 0o077 for path in folders] == [0]
-    assert list(folders[0].glob("lane-*"))
+    notes = list(folders[0].glob("uploads/lane-*"))
+    assert notes
+    assert all(path.stat().st_mode & 0o077 == 0 for path in notes)
 
 
 def test_one_request_a_blob(tmp_path: Path, tree: Path) -> None:

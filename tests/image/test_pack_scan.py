@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.image.packing import FOREVER, Bench, check_equal, content_of, tree_of
-from tonne.errors import LocalFailure, SymlinkOutside
+from tonne.errors import LocalFailure, SourceChanged, SymlinkOutside
 from tonne.image.pack import Links, PackOptions
 from tonne.image.pack.links import leaves
 from tonne.image.pack.scan import scan_folder
@@ -105,6 +105,19 @@ def test_devices_fifos_and_sockets_are_left_out_and_told(top: Path, scratch: Pat
     assert scan.paths == [b"", b"x"]
     assert any("fifo" in line for line in scan.warnings)
     assert any("socket" in line for line in scan.warnings)
+
+
+@pytest.mark.timeout(20)
+def test_a_fifo_is_never_waited_for(top: Path, scratch: Path) -> None:
+    make(top, "x")
+    tree = Scan(top, scratch).tree
+    (top / "x").unlink()
+    os.mkfifo(top / "x")
+    with pytest.raises(SourceChanged):
+        tree.open_file(2, tree.row(2))
+    os.mkfifo(top / ".tonneignore")
+    with pytest.raises(LocalFailure, match="regular"):
+        Scan(top, scratch)
 
 
 def test_what_is_left_out(top: Path, scratch: Path) -> None:

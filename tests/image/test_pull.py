@@ -8,11 +8,13 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.image.sketch import Made, make, put
 from tonne.clock import Deadline
+from tonne.codec.frames import Bytes, Decoder
 from tonne.errors import (
     CorruptBytes,
     CorruptIndex,
@@ -27,7 +29,7 @@ from tonne.image import pull_files
 from tonne.image.opening import Image, open_image
 from tonne.image.pull import PullReport, pull
 from tonne.image.pull_target import Target
-from tonne.model import Entry, Kind
+from tonne.model import Codec, Entry, Kind
 from tonne.progress import Silent
 from tonne.settings import NetworkSettings, ReadSettings, Settings
 from tonne.source.memory import MemoryRepository
@@ -422,6 +424,28 @@ def test_an_image_with_a_hard_link_to_another_file(tmp_path: Path) -> None:
         pulled(_repository(make("file a text:x\nfile b text:longer", change)), tmp_path / "target")
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"permissions": 0o600},
+        {"uid": 7},
+        {"mtime_ns": 5},
+        {"links": 1},
+        {"links": 3},
+        {"size_bytes": 2},
+        {"digest": bytes(32)},
+        {"xattrs": ((b"user.a", b"b"),)},
+    ],
+)
+def test_a_hard_link_that_differs_in_more_than_its_name(tmp_path: Path, what: dict[str, Any]) -> None:
+    def change(entries: list[Entry]) -> None:
+        number = next(place for place, entry in enumerate(entries) if entry.name == b"b")
+        entries[number] = replace(entries[number], **what)
+
+    with pytest.raises(CorruptIndex, match="hard link"):
+        pulled(_repository(make("file a text:x\nhard b a", change)), tmp_path / "target")
+
+
 def _facts(folder: Path) -> dict[Path, tuple[int, ...]]:
     return {
         path: (facts.st_ino, facts.st_mode, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
@@ -508,3 +532,25 @@ def test_attributes_of_what_its_owner_may_not_write(tmp_path: Path) -> None:
     assert not told
     assert os.getxattr(path, b"user.key") == b"value"
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
+
+
+def test_what_a_decoder_makes_wrong_never_lands(
+    tmp_path: Path, repository: MemoryRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(f"frame 4096\nfile large text:{'ab' * 5000}\n")
+    put(repository, made)
+    assert any(frame.codec == Codec.ZSTD for frame in made.frames)
+    decode = Decoder.decode
+
+    def wrong(self: Decoder, codec: int, stored: Bytes, raw_bytes: int, parameters: int = 0) -> Bytes:
+        content = bytearray(decode(self, codec, stored, raw_bytes, parameters))
+        content[-1] ^= codec == Codec.ZSTD
+        return content
+
+    monkeypatch.setattr(Decoder, "decode", wrong)
+    with pytest.raises(CorruptIndex, match="not what the index says"):
+        pull(opened(repository), tmp_path / "to", settings_of(), Silent())
+    assert not (tmp_path / "to" / "large").exists()
+    monkeypatch.setattr(Decoder, "decode", decode)
+    pull(opened(repository), tmp_path / "to", settings_of(), Silent())
+    assert (tmp_path / "to" / "large").read_bytes() == b"ab" * 5000

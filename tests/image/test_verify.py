@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
+import tonne.image.verify
+import tonne.image.verify_frames
 from tests.image.sketch import Made, make, put
 from tonne.clock import Deadline
-from tonne.errors import MissingPath, ShortBody, Unreachable
+from tonne.errors import Interrupted, MissingPath, ShortBody, Unreachable
 from tonne.image.match import Selection
 from tonne.image.opening import open_image
 from tonne.image.pull import pull
-from tonne.image.verify import verify_blobs, verify_image, verify_sample
+from tonne.image.verify import _hash_zeros, verify_blobs, verify_image, verify_sample
 from tonne.image.verify_folder import verify_folder
 from tonne.image.verify_frames import Finding, Verdict, VerifyReport
+from tonne.image.workers import Halt
 from tonne.model import Blob, Digest, Entry, Extent
 from tonne.progress import Silent
 from tonne.settings import NetworkSettings, ReadSettings, Settings
@@ -117,6 +122,38 @@ def test_a_lost_pack(made: Made, repository: MemoryRepository) -> None:
     in_pack = {frame.number for frame in made.frames if frame.pack == 1}
     assert {finding.frame for finding in report.findings} == in_pack
     assert not all(verdict.good for verdict in verdicts.values())
+
+
+def test_all_that_is_wrong_is_counted_and_only_so_much_kept(
+    made: Made, repository: MemoryRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pack in made.manifest.packs:
+        del repository.blobs[pack.digest]
+    whole, verdicts = checked(repository)
+    sample = sampled(repository, share=1.0)
+    monkeypatch.setattr(tonne.image.verify, "FILE_FINDINGS_MAX", 3)
+    monkeypatch.setattr(tonne.image.verify, "FINDINGS_MAX", 7)
+    monkeypatch.setattr(tonne.image.verify_frames, "FINDINGS_MAX", 7)
+    few, few_verdicts = checked(repository)
+    for path, verdict in verdicts.items():
+        assert few_verdicts[path].findings == verdict.findings[:3]
+        assert few_verdicts[path].findings_more == len(verdict.findings) - len(few_verdicts[path].findings)
+        assert few_verdicts[path].good == verdict.good
+    assert max(verdict.findings_more for verdict in few_verdicts.values()) > 10
+    assert (few.findings_count, few.files_bad) == (whole.findings_count, whole.files_bad)
+    assert len(few.findings) == 7
+    few = sampled(repository, share=1.0)
+    assert few.findings_count == sample.findings_count > len(made.frames)
+    assert few.findings == sample.findings[:7]
+
+
+def test_a_hole_of_any_size_is_left_when_the_check_is_stopped() -> None:
+    halt = Halt()
+    timer = threading.Timer(0.2, halt.stop)
+    timer.start()
+    with pytest.raises(Interrupted):
+        _hash_zeros(blake3(), 1 << 62, halt)
+    timer.join()
 
 
 def test_blobs_that_were_cut_short(made: Made, repository: MemoryRepository) -> None:

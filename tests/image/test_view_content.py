@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Semaphore
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.image.sketch import Made, make, put
+from tests.source.gates import wait_until
 from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, DeadlineExceeded, Unreachable
 from tonne.image.content import Content, DecodedCache
@@ -238,6 +241,63 @@ def test_memory_stays_within_its_limit_whatever_is_read() -> None:
     for number in range(97):
         opened.content.frames([number], NEVER)
         assert opened.content.held_bytes <= 10 * FRAME
+
+
+@pytest.fixture
+def crowd() -> Iterator[tuple[Opened, Semaphore]]:
+    """A content with room for four frames that are waited for, of which each request needs leave."""
+    chosen = Settings(
+        read=replace(ReadSettings(), decoded_cache_bytes=8 * FRAME), network=replace(NetworkSettings(), connections=32)
+    )
+    opened, leave = Opened(f"level 0\nfile a seed:1:{32 * FRAME}", chosen), Semaphore(0)
+
+    def wait(asked: Asked) -> None:
+        assert leave.acquire(timeout=LONG_S)
+
+    opened.repository.on_call = wait
+    yield opened, leave
+    leave.release(1000)
+
+
+def test_readers_wait_for_memory_in_their_order(crowd: tuple[Opened, Semaphore]) -> None:
+    opened, leave = crowd
+    with ThreadPoolExecutor(12) as pool:
+        for number in range(0, 24, 2):
+            pool.submit(lambda number=number: opened.content.frames([number], Deadline.after(LONG_S)))  # type: ignore[misc]
+            wait_until(lambda number=number: number not in opened.content.absent([number]))  # type: ignore[misc]
+        wait_until(lambda: len(opened.read) == 4)
+        # Read-ahead has a bound of its own, and what is cached makes way for it.
+        ahead = pool.submit(opened.content.frames, [31], Deadline.after(LONG_S), Priority.AHEAD)
+        with pytest.raises(DeadlineExceeded):
+            opened.content.frames([30], Deadline.after(0.05))
+        assert len(opened.read) <= 5
+        leave.release(1000)
+        assert bytes(ahead.result(LONG_S)[31]) == opened.expected(31)
+    assert sorted(asked.offset // FRAME for asked in opened.read) == [*range(0, 24, 2), 31]
+    assert bytes(opened.content.frames([30], Deadline.after(LONG_S))[30]) == opened.expected(30)
+
+
+def test_frames_in_memory_make_way_for_those_that_come(crowd: tuple[Opened, Semaphore]) -> None:
+    opened, leave = crowd
+    leave.release(8)
+    for number in range(0, 16, 2):
+        opened.content.frames([number], NEVER)
+    assert opened.content.held_bytes == 8 * FRAME
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(opened.content.frames, [20, 21, 22], Deadline.after(LONG_S))
+        wait_until(lambda: opened.content.held_bytes == 5 * FRAME)
+        leave.release(1000)
+        assert set(coming.result(LONG_S)) == {20, 21, 22}
+    assert opened.content.held_bytes == 8 * FRAME
+
+
+def test_runs_count_what_decoding_takes() -> None:
+    opened = Opened("file a " + "+".join(f"text:{letter * FRAME}" for letter in "abcdefgh"))
+    frames = opened.made.frames
+    packed = max(frame.stored_bytes for frame in frames)
+    assert packed < FRAME
+    runs = opened.content.runs(frames, 2 * (FRAME + packed))
+    assert [[frame.number for frame in run] for run in runs] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 def test_runs_are_cut_where_frames_are_apart_or_too_many() -> None:

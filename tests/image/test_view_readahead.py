@@ -115,11 +115,15 @@ def test_who_jumps_about_has_nothing_read_ahead(places: list[int]) -> None:
 
 def test_the_window_grows_with_the_reading() -> None:
     run = Run(1000 * MIB)
+    distances, sizes = [], []
     for place in range(400):
-        run.read(place * MIB, MIB)
-    sizes = [high - low for low, high in run.ahead]
-    assert sizes[0] <= WINDOW_FIRST_BYTES
-    assert max(sizes[5:]) >= WINDOW_MAX // 2
+        found = run.read(place * MIB, MIB)
+        if found is not None:
+            distances.append(found[1] - (place + 1) * MIB)
+            sizes.append(found[1] - found[0])
+    assert distances[0] == WINDOW_FIRST_BYTES
+    assert set(distances[5:]) == {WINDOW_MAX}
+    assert min(sizes[5:]) >= WINDOW_MAX // 3, "requests became small"
 
 
 def test_what_was_given_back_is_returned_again() -> None:
@@ -218,13 +222,13 @@ def test_a_whole_file_is_fetched_once() -> None:
 
 
 def test_the_window_fits_the_memory() -> None:
-    opened = Opened(decoded_mib=12)
+    opened = Opened(decoded_mib=15)
     assert opened.view.read_ahead is not None
-    assert opened.view.read_ahead.window_max_bytes == 6 * MIB
+    assert opened.view.read_ahead.window_max_bytes == 9 * MIB
     file = opened.open(b"big")
     for at in range(40):
         file.read(at * MIB, MIB, NEVER)
-        assert opened.view.content.held_bytes <= 12 * MIB
+        assert opened.view.content.held_bytes <= 15 * MIB
     total = sum(each.length for each in opened.repository.asked if each.subject in opened.packs)
     assert total <= 44 * MIB, "what was read ahead was pushed out before it was read"
     opened.view.close()
@@ -329,3 +333,20 @@ def test_a_job_that_raises_does_not_stop_the_pool(monkeypatch: pytest.MonkeyPatc
     pool.submit(done.set)
     assert done.wait(LONG_S)
     pool.close()
+
+
+def test_a_short_last_request_waits_for_the_next_range_but_not_at_the_end() -> None:
+    opened = Opened()
+    ahead, file = opened.view.read_ahead, opened.open(b"big")
+    assert ahead is not None
+    # Frames of 1 MiB, eight to a pack: in 11 MiB from the start one whole run and three frames that others can join.
+    requests, end = ahead.plan(file, 0, 11 * MIB, to_the_end=False)
+    assert [len(numbers) for numbers in requests] == [8]
+    assert end == 8 * MIB
+    requests, end = ahead.plan(file, 0, 11 * MIB, to_the_end=True)
+    assert [len(numbers) for numbers in requests] == [8, 3]
+    assert end == 11 * MIB
+    # A range that is one short request is not put off: somebody is about to want it.
+    requests, end = ahead.plan(file, 8 * MIB, 11 * MIB, to_the_end=False)
+    assert [len(numbers) for numbers in requests] == [3]
+    opened.view.close()

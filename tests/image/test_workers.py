@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonne.clock import Deadline
-from tonne.errors import DeadlineExceeded, Interrupted
+from tonne.clock import SYSTEM_CLOCK, Deadline
+from tonne.errors import Busy, DeadlineExceeded, Interrupted
 from tonne.image.pull_state import covered, merged
 from tonne.image.workers import Halt, all_of, in_order
+from tonne.transport.backoff import Backoff
 
 
 @settings(max_examples=30)
@@ -97,6 +98,19 @@ def test_a_halt_ends_deadlines() -> None:
     assert time.monotonic() - began_s < 5
     assert halt.wall_s() > 1e9
     assert not Deadline().expired()
+
+
+def test_a_stop_wakes_who_sleeps_until_a_deadline_of_it() -> None:
+    halt = Halt()
+    tries = Backoff(3, 0.1, 1.0, 120.0).tries(SYSTEM_CLOCK, halt.deadline.sooner(1000))
+    threading.Timer(0.1, halt.stop).start()
+    began_s = time.monotonic()
+    with pytest.raises(Busy):
+        tries.failed(Busy("later", retry_after_s=100))
+    halt = Halt()
+    threading.Timer(0.1, halt.stop).start()
+    halt.sleep(100)
+    assert time.monotonic() - began_s < 20
 
 
 def test_work_after_a_stop_is_not_begun() -> None:

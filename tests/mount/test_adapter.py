@@ -7,19 +7,24 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonne.errors import Unreachable
+from tonne.errors import DeadlineExceeded, ServerError, TonneError, Unreachable
 from tonne.model import Entry, Kind
-from tonne.mount.log import LOG_BYTES_MAX, Quiet, log_file
+from tonne.mount.log import LINES_A_MINUTE, LOG_BYTES_MAX, Quiet, log_file
+from tonne.testing.clock import VirtualClock
 
 pytest.importorskip("pyfuse3", exc_type=ImportError)
 
+import trio
+
 from tonne.image.view import Space
+from tonne.mount import serve
 from tonne.mount.attributes import Owner, attributes_of, space_of
 from tonne.mount.serve import MountPlan, fuse_options, option_text, tune_kernel
 
@@ -120,16 +125,77 @@ def test_the_kernel_is_tuned_where_it_is_permitted(tmp_path: Path) -> None:
     assert "read-ahead" in told[0]
 
 
-def test_an_error_that_repeats_is_one_line() -> None:
+def test_a_mount_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(serve, "_device_of", lambda point: ended.wait(60))
+    monkeypatch.setattr("pyfuse3.terminate", ended.set)
+    failure: list[TonneError] = []
+    plan = MountPlan(tmp_path, "x", deadline_s=0.2)
+    trio.run(serve._settle, plan, lambda: pytest.fail("it is not ready"), failure, logging.getLogger())
+    assert ended.is_set()
+    assert [type(error) for error in failure] == [DeadlineExceeded]
+
+
+def told_by(clock: VirtualClock) -> tuple[Quiet, list[str]]:
     log = logging.Logger("test")
     told: list[str] = []
     log.addHandler(Teller(told))
-    quiet = Quiet(log)
+    return Quiet(log, clock), told
+
+
+def test_an_error_that_repeats_is_one_line_a_minute() -> None:
+    clock = VirtualClock()
+    quiet, told = told_by(clock)
     for _ in range(1000):
         quiet.tell(Unreachable("no connection", where="a"))
     assert told == ["no connection: a [unavailable.connect]"]
     quiet.tell(Unreachable("no connection", where="b"))
-    assert told[1:] == ["that came 999 more times", "no connection: b [unavailable.connect]"]
+    assert told[1:] == ["no connection: b [unavailable.connect]"]
+    clock.sleep(60)
+    quiet.tell(ServerError("it fails"))
+    assert told[2:] == ["999 more of [unavailable.connect] in 60 s", "it fails [unavailable.server]"]
+    quiet.tell(Unreachable("no connection", where="a"))
+    assert told[4:] == ["no connection: a [unavailable.connect]"]
+    quiet.tell(Unreachable("no connection", where="a"))
+    clock.sleep(1)
+    quiet.close()
+    assert told[5:] == ["1 more of [unavailable.connect] in 1 s"]
+
+
+def test_errors_of_a_weekend_take_little_room() -> None:
+    """Each has a text of its own, as those of frames do."""
+    clock = VirtualClock()
+    quiet, told = told_by(clock)
+    for number in range(60_000):
+        quiet.tell(Unreachable("no connection", where=f"frame {number}"))
+        quiet.defect(ValueError(f"frame {number}"))
+        clock.sleep(0.01)
+    quiet.close()
+    assert len(told) <= 2 * 10 * (LINES_A_MINUTE + 1)
+    assert sum(int(line.split()[0]) for line in told if " more of " in line) + 2 * 10 * LINES_A_MINUTE == 2 * 60_000
+
+
+def test_a_log_that_grows_makes_way_while_the_mount_runs(tmp_path: Path) -> None:
+    code = (
+        "import sys, os\nfrom pathlib import Path\nfrom tonne.mount.log import logger_to_stderr\n"
+        "log = logger_to_stderr(Path(sys.argv[1]), bytes_max=10_000)\n"
+        "for number in range(2000): log.info('line %d', number)\n"
+        "os.write(1, b'by itself')\n"
+    )
+    path = tmp_path / "x.log"
+    with path.open("ab") as output:
+        subprocess.run([sys.executable, "-c", code, path], stdout=output, stderr=output, check=True)
+    with (tmp_path / "mine").open("ab") as output:
+        subprocess.run([sys.executable, "-c", code, path], stdout=output, stderr=output, check=True)
+    assert (tmp_path / "mine").stat().st_size > 50_000, "that is not ours to move"
+    (tmp_path / "mine").unlink()
+    old = path.with_suffix(".log.old")
+    assert path.stat().st_size < 11_000
+    assert old.stat().st_size < 11_000
+    assert path.read_bytes().endswith(b"line 1999\nby itself")
+    assert sorted(os.listdir(tmp_path)) == ["x.log", "x.log.old"]
+    first = int(path.read_text().split("line ")[1].split()[0])
+    assert f"line {first - 1}\n" in old.read_text()
 
 
 def test_the_log_file(tmp_path: Path) -> None:

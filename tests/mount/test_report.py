@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tonne.errors import LocalFailure, MissingManifest, TonneError, codes
+from tonne.errors import DeadlineExceeded, LocalError, LocalFailure, MissingManifest, TonneError, codes
 from tonne.mount.report import REPORT_VARIABLE, error_of, launch, send_report
 
 
@@ -88,6 +88,34 @@ def test_a_process_that_dies_in_silence_is_told(program: Program, tmp_path: Path
     with pytest.raises(LocalFailure, match="status 7") as caught:
         launch([], program.environment, tmp_path / "log")
     assert str(tmp_path / "log") in caught.value.next
+
+
+@pytest.mark.parametrize(
+    "hangs", ["import time; time.sleep(600)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.pause()"]
+)
+def test_a_process_that_says_nothing_is_ended(program: Program, tmp_path: Path, hangs: str) -> None:
+    program.write(f"import signal\nprint(os.getpid(), flush=True)\n{hangs}\n")
+    began_s = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match="not ready") as caught:
+        launch([], program.environment, tmp_path / "log", wait_s=2, end_s=0.5)
+    assert time.monotonic() - began_s < 30
+    assert str(tmp_path / "log") in caught.value.next
+    assert ended(int((tmp_path / "log").read_text().split()[0]))
+
+
+@pytest.mark.parametrize("report", ["", 'os.write(report, b\'{"error": {"code": "local", "what": "x"}}\')\n'])
+def test_a_process_that_does_not_end_after_its_report_is_ended(program: Program, report: str) -> None:
+    program.write(f"{report}os.close(report)\nimport time; time.sleep(600)\n")
+    began_s = time.monotonic()
+    with pytest.raises(LocalError):
+        launch([], program.environment, None, end_s=0.5)
+    assert time.monotonic() - began_s < 30
+
+
+def test_half_a_report_is_none(program: Program) -> None:
+    program.write("os.write(report, b'{\"mounted\": '); os.close(report)\n")
+    with pytest.raises(LocalFailure, match="ended before it was ready"):
+        launch([], program.environment, None)
 
 
 def test_a_program_that_cannot_be_started_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tonne.clock import Deadline
 from tonne.model import Blob
 from tonne.source.memory import Asked, MemoryRepository
-from tonne.source.seam import Check, Priority, Source
+from tonne.source.seam import Check, Priority, Source, Urgent
 from tonne.testing.conformance import soon
 
 PATIENCE_S = 10.0
@@ -59,6 +59,10 @@ class Readers:
     def __enter__(self) -> Readers:
         return self
 
+    def again(self) -> Readers:
+        """More of them, after these have ended."""
+        return Readers(self._source, self._blob)
+
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
         for future in self._futures:
@@ -71,7 +75,7 @@ class Readers:
         length: int = 100,
         deadline: Deadline | None = None,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> Future[bytes]:
         """Begin a read in a thread of its own."""
 

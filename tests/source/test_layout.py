@@ -239,6 +239,28 @@ def test_a_file_that_cannot_be_read_says_so(folder: Path, layout: LayoutReposito
         read_all(layout, content.blob)
 
 
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """Opening a fifo waits until somebody writes into it."""
+
+    def refused(ask: Callable[[LayoutRepository, Content], object], *names: str) -> None:
+        folder = tmp_path / "-".join(names).replace("/", "-")
+        layout = LayoutRepository(str(folder))
+        content = load(layout)
+        for name in names:
+            path = folder / name.format(blob=content.blob.digest.hex, manifest=content.document.digest.hex)
+            path.unlink()
+            os.mkfifo(path)
+        with pytest.raises(LocalFailure, match="regular"):
+            ask(layout, content)
+
+    refused(lambda layout, content: read_all(layout, content.blob), "blobs/sha256/{blob}")
+    refused(lambda layout, content: layout.has(content.blob.digest, soon()), "blobs/sha256/{blob}")
+    refused(lambda layout, content: layout.manifest(TAG, soon()), "blobs/sha256/{manifest}")
+    refused(lambda layout, content: layout.manifest(TAG, soon()), "index.json")
+    refused(lambda layout, content: list(layout.tags(soon())), "oci-layout")
+
+
 def test_a_blob_that_was_cut_off(folder: Path, layout: LayoutRepository) -> None:
     content = load(layout)
     os.truncate(blob_file(folder, content.blob.digest), 1000)

@@ -11,7 +11,7 @@ from tonne.clock import Deadline, SystemClock
 from tonne.errors import DeadlineExceeded, Stalled
 from tonne.source.limit import PASSED_MAX, LimitSource
 from tonne.source.memory import MemoryRepository
-from tonne.source.seam import Priority
+from tonne.source.seam import Priority, RisingPriority
 from tonne.testing.conformance import read_all
 
 DATA = bytes(range(256))
@@ -168,3 +168,44 @@ def test_a_failed_read_gives_its_place_back() -> None:
 def test_a_limit_of_nothing() -> None:
     with pytest.raises(ValueError, match="at least one"):
         LimitSource(MemoryRepository(), 0)
+
+
+def test_a_waiting_read_that_becomes_more_urgent_moves_up_and_counts_as_such() -> None:
+    case = Case(2)
+    urgency = RisingPriority(Priority.BACKGROUND)
+    with case.readers:
+        case.readers.read(1, 1, priority=Priority.AHEAD)
+        case.gate.wait_for(1)
+        case.queue(Priority.AHEAD, 2)  # the second place is kept for demand
+        rising = case.readers.read(3, 1, priority=urgency)
+        wait_until(lambda: case.source.waiting == 2)
+        urgency.rise(Priority.AHEAD)  # still no place
+        assert case.source.waiting == 2
+        urgency.rise(Priority.DEMAND)
+        case.gate.wait_for(2)
+        assert [asked.offset for asked in case.gate.arrived] == [1, 3]
+        urgency.rise(Priority.DEMAND)
+        case.gate.let_go(3)
+        assert rising.result() == DATA[3:4]
+    # What it took was given back: both places are free again.
+    with case.readers.again() as readers:
+        first = readers.read(4, 1)
+        second = readers.read(5, 1)
+        case.gate.wait_for(5)
+        case.gate.let_go(2)
+        assert first.result() + second.result() == DATA[4:6]
+
+
+def test_a_read_that_rose_and_gave_up_leaves_the_queue() -> None:
+    case = Case(1)
+    urgency = RisingPriority(Priority.BACKGROUND)
+    with case.readers:
+        case.readers.read(0, 1)
+        case.gate.wait_for(1)
+        gives_up = case.readers.read(1, 1, deadline=Deadline.after(0.2), priority=urgency)
+        wait_until(lambda: case.source.waiting == 1)
+        urgency.rise(Priority.DEMAND)
+        with pytest.raises(DeadlineExceeded):
+            gives_up.result()
+        assert case.source.waiting == 0
+        case.gate.let_go()

@@ -356,15 +356,16 @@ def test_removal(serve: Serve) -> None:
 
 def test_connections_are_shared_when_asked_for(serve: Serve) -> None:
     server = serve(lambda seen: Answer(200, MANIFEST, OCI))
-    first = opened(server)
-    second = open_registry(RegistryReference(server.host, "ml/other"), NetworkSettings(), registry=first.registry)
+    shared = Registry(server.host, NetworkSettings())
+    first = open_registry(RegistryReference(server.host, "ml/bert"), NetworkSettings(), registry=shared)
+    second = open_registry(RegistryReference(server.host, "ml/other"), NetworkSettings(), registry=shared)
     first.manifest("v1", soon())
     second.manifest("v1", soon())
     second.close()
     first.manifest("v1", soon())
     assert {seen.connection for seen in server.seen} == {1}
     assert (first.origin, second.origin) == (f"{server.host}/ml/bert", f"{server.host}/ml/other")
-    first.close()
+    shared.close()
 
 
 @pytest.mark.parametrize(

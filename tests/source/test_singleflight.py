@@ -9,8 +9,9 @@ import pytest
 from tests.source.gates import Gate, Readers, wait_until
 from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, DeadlineExceeded, MissingBlob, Stalled
+from tonne.source.limit import LimitSource
 from tonne.source.memory import MemoryRepository
-from tonne.source.seam import Priority
+from tonne.source.seam import Priority, RisingPriority
 from tonne.source.singleflight import SingleFlight
 from tonne.testing.conformance import soon
 
@@ -173,35 +174,41 @@ def test_an_error_of_another_kind_stays_with_the_leader() -> None:
         assert follower.result() == DATA[:100]
 
 
-def test_a_reader_does_not_wait_behind_read_ahead_but_read_ahead_behind_a_reader() -> None:
-    case = Case()
-    with case.readers:
-        ahead = case.readers.read(priority=Priority.AHEAD)
-        case.gate.wait_for(1)
-        demand = case.readers.read(priority=Priority.DEMAND)
-        case.gate.wait_for(2)
-        assert case.source.waiting == 0
-        background = case.readers.read(priority=Priority.BACKGROUND)
-        wait_until(lambda: case.source.waiting == 1)
-        case.gate.let_go(2)
-        assert {future.result() for future in (ahead, demand, background)} == {DATA[:100]}
-        assert [asked.priority for asked in case.gate.arrived] == [Priority.AHEAD, Priority.DEMAND]
+def test_whoever_joins_makes_the_flight_as_urgent_even_later() -> None:
+    """Three reads of the same bytes, all behind a full limit: one transfer, ahead of those nobody waits for."""
+    inner = MemoryRepository()
+    blob = inner.add(DATA)
+    gate, limit = Gate(inner), LimitSource(inner, 1)
+    source = SingleFlight(limit)
+    urgency = RisingPriority(Priority.BACKGROUND)
+    with Readers(source, blob) as readers:
+        busy = readers.read(0, 1)
+        gate.wait_for(1)
+        other = readers.read(1, 1, priority=Priority.AHEAD)
+        wait_until(lambda: limit.waiting == 1)
+        leader = readers.read(priority=Priority.BACKGROUND)
+        wait_until(lambda: limit.waiting == 2)
+        follower = readers.read(priority=urgency)
+        wait_until(lambda: source.waiting == 1)
+        urgency.rise(Priority.DEMAND)
+        gate.let_go(3)
+        assert (busy.result(), other.result()) == (DATA[:1], DATA[1:2])
+        assert leader.result() == follower.result() == DATA[:100]
+    assert [(asked.offset, asked.length) for asked in gate.arrived] == [(0, 1), (0, 100), (1, 1)]
 
 
-def test_a_flight_that_was_overtaken_does_not_take_away_the_later_one() -> None:
-    case = Case()
-    with case.readers:
-        ahead = case.readers.read(priority=Priority.AHEAD)
-        case.gate.wait_for(1)
-        demand = case.readers.read(priority=Priority.DEMAND)
-        case.gate.wait_for(2)
-        # The gate lets go in the order of arrival.
-        case.gate.let_go()
-        assert ahead.result() == DATA[:100]
-        assert not demand.done()
-        follower = case.readers.read()
-        wait_until(lambda: case.source.waiting == 1)
-        case.gate.let_go()
-        assert follower.result() == demand.result() == DATA[:100]
-        assert len(case.gate.arrived) == 2
-    assert case.source.waiting == 0
+def test_whoever_leads_may_become_more_urgent_too() -> None:
+    inner = MemoryRepository()
+    blob = inner.add(DATA)
+    gate, limit = Gate(inner), LimitSource(inner, 1)
+    urgency = RisingPriority(Priority.BACKGROUND)
+    with Readers(SingleFlight(limit), blob) as readers:
+        readers.read(0, 1)
+        gate.wait_for(1)
+        readers.read(1, 1, priority=Priority.AHEAD)
+        wait_until(lambda: limit.waiting == 1)
+        readers.read(2, 1, priority=urgency)
+        wait_until(lambda: limit.waiting == 2)
+        urgency.rise(Priority.DEMAND)
+        gate.let_go(3)
+    assert [asked.offset for asked in gate.arrived] == [0, 2, 1]

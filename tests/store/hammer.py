@@ -69,10 +69,8 @@ def work(store: Store, seed: int, end_s: float, results: list[tuple[int, int]]) 
             stored.drop(offset, length)
         elif dice < 0.96:
             stored.sync()
-        elif dice < 0.99:
-            store.evict(store.usage().total_bytes // 2)
         else:
-            store.forget(BLOBS[b])
+            store.evict(store.usage().total_bytes // 2 if dice < 0.99 else 0)
     results.append((right, wrong))
 
 

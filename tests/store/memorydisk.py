@@ -227,7 +227,8 @@ class MemoryDisk:
     def _status(self, inode: Inode) -> os.stat_result:
         links = sum(1 for other in self.files.names.values() if other is inode)
         return os.stat_result(
-            (stat.S_IFREG | 0o644, 1, 1, links, 0, 0, inode.size, 0, 0, 0), {"st_blocks": len(inode.blocks)}
+            (stat.S_IFREG | 0o644, 1, 1, links, 0, 0, inode.size, 0, 0, 0),
+            {"st_blocks": len(inode.blocks), "st_blksize": BLOCK},
         )
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
@@ -256,6 +257,12 @@ class MemoryDisk:
     def fdatasync(self, descriptor: int) -> None:
         self._call("fdatasync")
         self._file(descriptor).sync()
+
+    def uncache(self, descriptor: int, offset: int, length: int) -> None:
+        self._call("uncache")
+
+    def reserve(self, descriptor: int, offset: int, length: int) -> None:
+        self._call("reserve")
 
     def punch(self, descriptor: int, offset: int, length: int) -> None:
         self._call("punch")
@@ -295,6 +302,11 @@ class MemoryDisk:
         if path not in self.files.names:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         self.files.unlink(path)
+
+    def touch(self, path: str, mtime_s: float) -> None:
+        self._call("touch")
+        if path not in self.files.names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def listdir(self, path: str) -> list[str]:
         self._call("listdir")

@@ -130,6 +130,20 @@ def test_a_sync_after_a_compaction_is_not_lost(world: World, monkeypatch: pytest
         assert held(after) == {0, 2}
 
 
+def test_a_sync_under_which_another_compacts_is_made_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the new log does not show is whether the bytes that were synced are those that it speaks of."""
+    monkeypatch.setattr(tonne.store.log, "_COMPACT_BYTES_MIN", 0)
+    monkeypatch.setattr(tonne.store.log, "_COMPACT_FACTOR", 0)
+    one, two = world.process(), world.process()
+    write(one, 0)
+    held(two)
+    at(one, "fdatasync", two.held.compact)
+    one.held.sync()
+    assert one.held.unsynced_bytes() == 0
+    for after in world.after_power_failures(20):
+        assert held(after) == {0}
+
+
 def test_a_forgotten_blob_does_not_come_back_around_a_new_one(world: World) -> None:
     one = world.process()
     write(one, 0, 1, 2, 3)
@@ -252,8 +266,8 @@ def test_eviction_and_return_under_a_reader(world: World) -> None:
 def test_eviction_frees_blocks_and_says_how_many(world: World) -> None:
     one = world.process()
     write(one, 5, 0)
-    freed, left = one.held.punch(ByteRanges.one(2 * STRIPE_BYTES, STRIPE_BYTES))
-    assert (freed, left) == (4 * 512, 2 * 512)
+    assert one.held.punch(ByteRanges.one(2 * STRIPE_BYTES, STRIPE_BYTES)) == 4 * 512
+    assert len(world.files.names[f"{FOLDER}/data"].blocks) == 2
     assert held(one) == {0}
 
 
@@ -336,27 +350,6 @@ def test_garbage_for_records(world: World) -> None:
     assert held(world.process()) == set()
     write(world.process(), 4)
     assert held(world.process()) == {4}
-
-
-def test_verify_finds_what_the_records_lost_and_drops_what_is_wrong(world: World) -> None:
-    one = world.process()
-    write(one, 0, 3, 4)
-    one.held.close()
-    world.files.unlink(f"{FOLDER}/records")
-    data = world.files.names[f"{FOLDER}/data"]
-    data._put(FRAMES[4][0] + 1, b"rot")
-    two = world.process()
-    assert held(two) == set()
-    right = two.held.verify(FRAMES, lambda n, found: bytes(found) == content(n))
-    assert right.size_bytes == FRAMES[0][1] + FRAMES[3][1]
-    assert held(two) == {0, 3}
-    two.held.sync()
-    for after in world.after_power_failures(5):
-        assert held(after) == {0, 3}
-    # And a claim of what has rotted goes.
-    data._put(FRAMES[0][0], b"rot")
-    two.held.verify([FRAMES[0]], lambda n, found: bytes(found) == content(0))
-    assert held(two) == {3}
 
 
 def test_replaced_files_are_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

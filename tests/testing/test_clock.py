@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tonne.clock import Clock, Deadline
+from tonne.clock import Clock, Deadline, SystemClock
 from tonne.errors import DeadlineExceeded
 from tonne.testing.clock import EPOCH_S, VirtualClock
 
@@ -32,6 +32,28 @@ def test_a_deadline_on_it_passes() -> None:
     clock.advance(1)
     with pytest.raises(DeadlineExceeded):
         deadline.check("work")
+
+
+def test_a_deadline_for_each_read_has_no_end_itself() -> None:
+    clock = VirtualClock()
+    deadline = Deadline.each(5, clock)
+    clock.sleep(100)
+    deadline.check("work")
+    one = deadline.for_one()
+    clock.sleep(4)
+    one.check("a read")
+    clock.sleep(1)
+    assert one.expired()
+    assert not deadline.for_one().expired()
+    assert one.for_one() is one
+
+
+def test_a_sleep_ends_when_it_is_woken() -> None:
+    wake = threading.Event()
+    for clock in (SystemClock(), VirtualClock(manual=True)):
+        wake.clear()
+        threading.Timer(0.1, wake.set).start()
+        clock.sleep(1000, wake)
 
 
 def test_a_manual_clock_holds_its_sleepers_until_their_time() -> None:

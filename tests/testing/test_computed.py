@@ -187,3 +187,14 @@ def test_many_terabytes(registry: FaultRegistry) -> None:
         sha.update(piece)
     assert sha.hexdigest() == pack.digest.hex
     assert np.uint64(pack.size_bytes) > 2**31
+
+
+@pytest.mark.slow
+def test_fifty_terabytes_are_opened_by_little(registry: FaultRegistry) -> None:
+    """Files that each need more than 8 GiB, so that packs of that size would be twice as many as the files."""
+    image = ComputedImage(5 * 10**13, 4000)
+    assert len(image.manifest) < 1 << 20
+    view = opened(registry, image)
+    assert view.resolve(image.path(3999).encode(), NO_END).size_bytes == image.file_bytes(3999)
+    assert registry.bytes_sent <= 4 << 20
+    view.close()

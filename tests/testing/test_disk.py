@@ -31,8 +31,10 @@ def test_it_does_what_the_systems_disk_does(tmp_path: Path) -> None:
     disk.makedirs(folder)
     path = f"{folder}/file"
     descriptor = disk.open(path, WRITE)
+    disk.reserve(descriptor, 0, 10000)
     assert disk.pwrite(descriptor, b"x" * 10000, 5) == 10000
     disk.fdatasync(descriptor)
+    disk.uncache(descriptor, 0, 4096)
     disk.punch(descriptor, 4096, 4096)
     disk.fsync(descriptor)
     assert disk.stat_open(descriptor).st_size == disk.stat(path).st_size == 10005
@@ -45,6 +47,8 @@ def test_it_does_what_the_systems_disk_does(tmp_path: Path) -> None:
     disk.close(descriptor)
     assert disk.open_count == 0
     disk.rename(path, f"{folder}/other")
+    disk.touch(f"{folder}/other", 1000.5)
+    assert disk.stat(f"{folder}/other").st_mtime == 1000.5
     assert disk.listdir(folder) == ["other"]
     disk.unlink(f"{folder}/other")
     disk.rmdir(folder)

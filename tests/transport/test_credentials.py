@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +50,16 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Helper:
         return asked
 
     return write
+
+
+@pytest.mark.timeout(20)
+def test_a_configuration_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    network = NetworkSettings(docker_config=tmp_path / "config.json")
+    assert find_credentials(network, HOST, Deadline.after(10)) is None
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").symlink_to(os.devnull)
+    assert find_credentials(network, HOST, Deadline.after(10)) is None
 
 
 def test_the_settings_win(find: Find) -> None:
@@ -128,6 +141,50 @@ def test_a_helper_is_not_waited_for_beyond_the_deadline(find: Find, helper: Help
     helper("slow", "exec sleep 20")
     with pytest.raises(DeadlineExceeded):
         find({"credsStore": "slow"}, deadline=Deadline.after(0.2))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        """echo '{"Username":"me","Secret":"geheim"}'; exit 1""",
+        "echo 'Authorization: Bearer geheim.geheim' >&2; exit 1",
+        "echo 'cannot reach https://me:geheim@vault/v1?sig=geheim'; exit 1",
+        "echo 'password=geheim is wrong'; exit 1",
+        "echo 'refused eyJ0eXAiOiJKV1QiLCJhbGciOiJSUzI1NiJ9.geheim0123456789'; exit 1",
+        "printf 'Secret: geheim\\033[2J'; exit 1",
+    ],
+)
+def test_what_a_helper_says_when_it_fails_holds_no_secret(find: Find, helper: Helper, script: str) -> None:
+    helper("leaky", script)
+    with pytest.raises(BadSettings, match="docker-credential-leaky") as caught:
+        find({"credsStore": "leaky"})
+    assert "geheim" not in str(caught.value.document())
+    assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["", " >&2"])
+def test_a_helper_that_writes_without_an_end_is_ended(find: Find, helper: Helper, where: str) -> None:
+    helper("endless", f"exec yes{where}")
+    with pytest.raises(BadSettings, match="without an end"):
+        find({"credsStore": "endless"})
+
+
+def test_a_helper_is_not_waited_for_because_of_what_it_started(find: Find, helper: Helper, tmp_path: Path) -> None:
+    helper("agent", f"""sleep 20 & echo $! > {tmp_path}/pid; echo '{{"Username":"u","Secret":"s"}}'""")
+    began_s = time.monotonic()
+    assert find({"credsStore": "agent"}) == Credentials("u", "s")
+    assert time.monotonic() - began_s < 10
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)  # what a helper leaves running on purpose goes on
+
+
+def test_what_a_helper_started_ends_with_it_when_it_takes_too_long(find: Find, helper: Helper, tmp_path: Path) -> None:
+    helper("slow", f"sleep 20 & echo $! > {tmp_path}/pid; wait")
+    with pytest.raises(DeadlineExceeded):
+        find({"credsStore": "slow"}, deadline=Deadline.after(0.5))
+    until_s = time.monotonic() + 10
+    while Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/cwd").exists():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
 
 
 def test_secrets_are_not_shown() -> None:

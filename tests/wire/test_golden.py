@@ -13,6 +13,7 @@ import pytest
 import zstandard
 
 from tests.image.sketch import Made, make, put
+from tests.wire.rows import frame_table
 from tonne.clock import Deadline
 from tonne.image.opening import open_image
 from tonne.model import Codec, blake3_of
@@ -20,7 +21,6 @@ from tonne.settings import Settings
 from tonne.source.memory import MemoryRepository
 from tonne.wire.oci import parse_config, parse_manifest
 from tonne.wire.pack import TRAILER_BYTES, parse_footer, parse_trailer
-from tonne.wire.page import frame_table
 from tonne.wire.record import FOOTER
 from tonne.wire.root import Part, parse_root
 

@@ -62,6 +62,7 @@ def test_manifests_survive(
     )
     assert again.annotations == {FEATURES_KEY: "0x0", **annotations}
     assert again.encode() == data
+    assert json.loads(data)["mediaType"] == MANIFEST_TYPE
     assert [item.blob.size_bytes for item in again.blobs[:3]] == [size, size, 0]
 
 

@@ -11,6 +11,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.wire.rows import extent_record, frame_table
+from tonne.codec.frames import encoder_name
 from tonne.errors import Corrupt, CorruptBytes, CorruptIndex, TonneError
 from tonne.model import Codec, Entry, Extent, Frame, Kind, blake3_of
 from tonne.wire.page import (
@@ -20,17 +22,15 @@ from tonne.wire.page import (
     decode_xattrs,
     encode_xattrs,
     extent_pages,
-    extent_record,
     extents_of,
     fixed_pages,
     frame_of,
-    frame_table,
     tree_pages,
     valid_name,
 )
 from tonne.wire.pagelist import PageAddress, PageList, check_page, encode_list, list_pages, parse_list
 from tonne.wire.record import EXTENT, FRAME, PAGE, TREE, records
-from tonne.wire.stored import load_page, store_page
+from tonne.wire.stored import PAGE_LEVEL, load_page, store_page
 
 u32 = st.integers(0, (1 << 32) - 1)
 u64 = st.integers(0, (1 << 64) - 1)
@@ -253,10 +253,10 @@ def addresses(draw: st.DrawFn) -> list[PageAddress]:
     keys = sorted(draw(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 20)), max_size=20)))
     found, at = [], 0
     for a, b in keys:
-        size = draw(st.integers(1, 5000))
+        size, count = draw(st.integers(1, 5000)), draw(st.integers(1, 500))
         found.append(
             PageAddress(
-                a, b, at, size, draw(st.integers(0, 65536)), draw(st.integers(1, 500)), draw(st.integers(0, 1)),
+                a, b, at, size, draw(st.integers(count, 65536)), count, draw(st.integers(0, 1)),
                 draw(st.binary(min_size=32, max_size=32)), draw(st.binary(max_size=10)),
             )
         )  # fmt: skip
@@ -267,11 +267,11 @@ def addresses(draw: st.DrawFn) -> list[PageAddress]:
 @given(addresses(), st.integers(100, 600))
 def test_lists_survive(rows: list[PageAddress], page_bytes: int) -> None:
     table, heap = encode_list(rows)
-    parsed = parse_list(table + heap, len(rows), 1 << 20, "list")
+    parsed = parse_list(table + heap, len(rows), 1 << 20, 1, "list")
     assert [parsed.address(place) for place in range(len(parsed))] == rows
     again: list[PageAddress] = []
     for page in list_pages(rows, page_bytes):
-        part = parse_list(page.data, page.records, 1 << 20, "list")
+        part = parse_list(page.data, page.records, 1 << 20, 1, "list")
         again += [part.address(place) for place in range(len(part))]
         assert (page.key_a, page.key_b, page.name) == (part.address(0).key_a, part.address(0).key_b, part.name(0))
     assert again == rows
@@ -280,7 +280,7 @@ def test_lists_survive(rows: list[PageAddress], page_bytes: int) -> None:
 @given(addresses(), st.integers(0, 6), st.integers(0, 21))
 def test_finding_is_a_linear_search(rows: list[PageAddress], a: int, b: int) -> None:
     table, heap = encode_list(rows)
-    parsed = parse_list(table + heap, len(rows), 1 << 20, "list")
+    parsed = parse_list(table + heap, len(rows), 1 << 20, 1, "list")
     keys = [(row.key_a, row.key_b) for row in rows]
     assert parsed.find_pair(a, b) == max((i for i, key in enumerate(keys) if key <= (a, b)), default=-1)
     assert parsed.find(a) == max((i for i, key in enumerate(keys) if key[0] <= a), default=-1)
@@ -291,7 +291,7 @@ def test_finding_a_name_is_a_linear_search(keys: list[tuple[int, bytes]], parent
     keys.sort()
     rows = [PageAddress(p, i + 1, i, 1, 1, 1, 0, bytes(32), n) for i, (p, n) in enumerate(keys)]
     table, heap = encode_list(rows)
-    parsed = parse_list(table + heap, len(rows), 1 << 20, "list")
+    parsed = parse_list(table + heap, len(rows), 1 << 20, 1, "list")
     assert parsed.find_name(parent, name) == max((i for i, key in enumerate(keys) if key <= (parent, name)), default=-1)
     for number in range(len(keys) + 2):
         assert parsed.find_number(number) == min(number, len(keys)) - 1
@@ -305,6 +305,9 @@ HOSTILE_LISTS = {
     "too large": {"stored_bytes": (1 << 20) + 1, "offset": 0},
     "too large decoded": {"raw_bytes": (1 << 20) + 1},
     "no records": {"records": 0},
+    "more records than bytes": {"records": 11},
+    "over the page before": {"offset": 9},
+    "the page before again": {"offset": 0},
     "unknown codec": {"codec": 9},
     "out of order": {"key_a": 0, "key_b": 0},
 }
@@ -315,7 +318,7 @@ def test_lists_that_break_a_rule(what: str) -> None:
     rows = [GOOD, replace(GOOD, **{"key_b": 2, "offset": 10, **HOSTILE_LISTS[what]})]  # type: ignore[arg-type]
     table, heap = encode_list(rows)
     with pytest.raises(CorruptIndex):
-        parse_list(table + heap, 2, 100 if "offset" in HOSTILE_LISTS[what] else 1 << 30, "list")
+        parse_list(table + heap, 2, 100 if "offset" in HOSTILE_LISTS[what] else 1 << 30, 1, "list")
 
 
 def test_names_of_a_list_outside_its_heap() -> None:
@@ -323,9 +326,9 @@ def test_names_of_a_list_outside_its_heap() -> None:
     rows = np.frombuffer(bytearray(table), PAGE)
     rows["name_offset"] = len(heap)
     with pytest.raises(CorruptIndex):
-        PageList(rows, heap, 100, "list")
+        PageList(rows, heap, 100, 1, "list")
     with pytest.raises(CorruptIndex):
-        parse_list(table[:-1], 1, 100, "list")
+        parse_list(table[:-1], 1, 100, 1, "list")
 
 
 # --- stored pages ---
@@ -359,3 +362,8 @@ def test_stored_pages_that_lie() -> None:
     with pytest.raises(CorruptBytes):
         load_page(stored, codec, 5000, bytes(32), "page")
     assert issubclass(CorruptBytes, Corrupt)
+
+
+def test_the_encoders_name_stands_for_the_level_of_pages() -> None:
+    """Equal names promise equal bytes, and no option says this level: change both or none."""
+    assert (PAGE_LEVEL, encoder_name(9).split()[0]) == (3, "tonne-1")

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.image.sketch import make
+from tests.wire.rows import frame_table
 from tonne.errors import CorruptIndex, TonneError, UnknownVersion
+from tonne.image.pack.places import pack_takes
 from tonne.model import Digest, Frame, blake3_of
-from tonne.wire.pack import TRAILER_BYTES, encode_footer, parse_footer, parse_trailer
-from tonne.wire.page import RawPage, fixed_pages, frame_table, tree_pages
+from tonne.wire.pack import FRAMES_MAX, TRAILER_BYTES, encode_footer, parse_footer, parse_trailer
+from tonne.wire.page import RawPage, fixed_pages, tree_pages
 from tonne.wire.pagelist import PageAddress
-from tonne.wire.record import CONTENT, FOOTER, PACK, PART
+from tonne.wire.record import CONTENT, FOOTER, FRAME, PACK, PART
 from tonne.wire.root import IndexBuilder, Pack, PackKind, Part, Totals, parse_root
 
 MADE = make("level 0\nframe 1024\nlanes 2\nfile a seed:1:20000\nfile b text:x")
@@ -66,6 +68,10 @@ HOSTILE: dict[str, tuple[bytes, type[TonneError]]] = {
     "packs elsewhere": (changed(72, "<I", 0xFFFFFF00), CorruptIndex),
     "parts elsewhere": (changed(76, "<I", 0xFFFFFF00), CorruptIndex),
     "pack kind": (changed(packs_offset, "<H", 99), UnknownVersion),
+    "a tar layer": (changed(packs_offset, "<H", 2), UnknownVersion),
+    "a raw layer": (changed(packs_offset, "<H", 3), UnknownVersion),
+    "an object": (changed(packs_offset, "<H", 4), UnknownVersion),
+    "a sealed pack": (changed(packs_offset + 4, "<I", 1), UnknownVersion),
     "pack without digest": (changed(packs_offset + 2, "<H", 0), UnknownVersion),
     "first frame": (changed(packs_offset + 16, "<Q", 1), CorruptIndex),
     "frames of a pack": (changed(packs_offset + 24, "<I", 1 << 30), CorruptIndex),
@@ -129,10 +135,18 @@ def test_pages_that_were_stored_before_come_in_order() -> None:
 
 
 def test_numbers_that_do_not_fit() -> None:
+    builder = IndexBuilder(root_bytes_target=1)
+    list(builder.store(Part.TREE, tree_pages(MADE.entries)))
+    _, deep = builder.finish(Totals(0, len(MADE.entries), 0), [])
+    claim = bytearray(deep)
+    struct.pack_into("<Q", claim, 40, 0xFFFFFFFF)
+    struct.pack_into("<Q", claim, HEADER + 8, 0xFFFFFFFF)
+    with pytest.raises(CorruptIndex, match="numbered"):
+        parse_root(bytes(claim))
     builder = IndexBuilder()
     list(builder.store(Part.TREE, [RawPage(0, 1, 0xFFFFFFFF, b"x")]))
     _, data = builder.finish(Totals(0, 0xFFFFFFFF, 0), [])
-    with pytest.raises(CorruptIndex, match="numbered"):
+    with pytest.raises(CorruptIndex):
         parse_root(data)
     builder = IndexBuilder()
     list(builder.store(Part.TREE, tree_pages(MADE.entries)))
@@ -142,6 +156,22 @@ def test_numbers_that_do_not_fit() -> None:
         parse_root(data)
     assert PACK.itemsize == 96
     assert packs_offset == HEADER
+
+
+def test_a_pack_has_so_many_frames_as_a_writer_puts_into_one() -> None:
+    for count, fits in ((FRAMES_MAX, True), (FRAMES_MAX + 1, False)):
+        builder = IndexBuilder()
+        list(builder.store(Part.TREE, tree_pages(MADE.entries)))
+        list(builder.store(Part.FRAMES, fixed_pages(np.zeros(count, FRAME))))
+        pack = Pack(Digest.of(b""), 1, 0, count, 0)
+        _, data = builder.finish(Totals(0, len(MADE.entries), 0), [pack])
+        if fits:
+            assert parse_root(data).frames == count
+        else:
+            with pytest.raises(CorruptIndex, match="frames"):
+                parse_root(data)
+    assert pack_takes(FRAMES_MAX - 1, 0, 1, 1 << 40)
+    assert not pack_takes(FRAMES_MAX, 0, 1, 1 << 40)
 
 
 # --- packs ---
@@ -197,6 +227,7 @@ def test_trailers_that_must_fail() -> None:
         (spoilt(10, "<H", 97), size, UnknownVersion),
         (spoilt(24, "<Q", 1), size, UnknownVersion),
         (spoilt(12, "<I", 0xFFFFFFFF), size, CorruptIndex),
+        (spoilt(12, "<I", FRAMES_MAX + 1), body + (FRAMES_MAX + 1) * FOOTER.itemsize + TRAILER_BYTES, CorruptIndex),
         (spoilt(16, "<Q", 11), size, CorruptIndex),
         (trailer, size + 1, CorruptIndex),
     ]

@@ -10,8 +10,8 @@ import click
 from tonne.cli.amounts import amount
 from tonne.cli.session import Session
 from tonne.image.copy import CopyReport, copy
-from tonne.model import LayoutReference, Reference, RegistryReference, parse_reference
-from tonne.source.compose import compose_reader
+from tonne.model import parse_reference
+from tonne.source.compose import compose_reader, mount_name
 
 
 @click.command("cp")
@@ -35,22 +35,13 @@ def command(session: Session, source: str, target: str) -> None:
         repository,
         place.name,
         session.progress,
-        mount_from=_mount_from(origin, place),
+        mount_from=mount_name(origin, place),
         journal_folder=session.settings.cache.folder if session.use_cache else None,
         confirm=compose_reader([repository], session.settings, on_event=session.warn),
         on_event=session.warn,
     )
     taken_s = time.monotonic() - began_s
     session.emit(_document(source, target, report, taken_s), lambda: _show(target, report, taken_s))
-
-
-def _mount_from(source: Reference, target: Reference) -> str:
-    """The name that the target's side knows the source by, if it does."""
-    if isinstance(source, RegistryReference) and isinstance(target, RegistryReference) and source.host == target.host:
-        return source.repository
-    if isinstance(source, LayoutReference) and isinstance(target, LayoutReference):
-        return source.path
-    return ""
 
 
 def _document(source: str, target: str, report: CopyReport, taken_s: float) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import click
 from tonne.cli.amounts import amount, name_fields, share, shown
 from tonne.cli.session import Session
 from tonne.cli.stream import DocumentStream
-from tonne.clock import Deadline
 from tonne.image.diff import Change, Difference, Sharing, differences, sharing
 
 _SIGNS = {Change.ADDED: "+", Change.REMOVED: "-", Change.CHANGED: "~"}
@@ -36,7 +35,8 @@ def command(ctx: click.Context, old: str, new: str) -> None:
             "new": {"reference": new, "digest": str(second.digest)},
         }
         out = DocumentStream(sys.stdout, "differences", head)
-    found = differences(first.index, second.index, Deadline()) if first.digest != second.digest else iter(())
+    deadline = session.deadline_each()
+    found = differences(first.index, second.index, deadline) if first.digest != second.digest else iter(())
     for item in found:
         counts[item.change] += 1
         if out is not None:
@@ -47,7 +47,7 @@ def command(ctx: click.Context, old: str, new: str) -> None:
         used = sum(pack.used_bytes for pack in first.index.root.packs)
         sums = Sharing(used, used, used)
     else:
-        sums = sharing(first.index, second.index, Deadline())
+        sums = sharing(first.index, second.index, deadline)
     session.progress.close()
     if out is not None:
         shared = {"oldBytes": sums.old_bytes, "newBytes": sums.new_bytes, "sharedBytes": sums.shared_bytes}

@@ -30,7 +30,10 @@ def command(session: Session, ref: str, path: str, long: bool, recursive: bool) 
     image = session.image(ref, store=session.store())
     index = image.index
     start = index.resolve(os.fsencode(path), session.deadline())
-    entries = _below(index, start, b"", recursive) if start.is_dir else iter([(os.fsencode(path), start)])
+    if start.is_dir:
+        entries = _below(index, start, recursive, session.deadline_each())
+    else:
+        entries = iter([(os.fsencode(path), start)])
     session.progress.close()
     if session.as_json:
         out = DocumentStream(
@@ -45,9 +48,9 @@ def command(session: Session, ref: str, path: str, long: bool, recursive: bool) 
     sys.stdout.flush()
 
 
-def _below(index: Index, folder: Entry, above: bytes, recursive: bool) -> Iterator[tuple[bytes, Entry]]:
+def _below(index: Index, folder: Entry, recursive: bool, deadline: Deadline) -> Iterator[tuple[bytes, Entry]]:
     """What is in a folder; memory depends on the depth of the tree alone."""
-    levels = [(above, index.children(folder, Deadline()))]
+    levels = [(b"", index.children(folder, deadline))]
     while levels:
         where, entries = levels[-1]
         entry = next(entries, None)
@@ -57,7 +60,7 @@ def _below(index: Index, folder: Entry, above: bytes, recursive: bool) -> Iterat
         name = where + b"/" + entry.name if where else entry.name
         yield name, entry
         if recursive and entry.is_dir:
-            levels.append((name, index.children(entry, Deadline())))
+            levels.append((name, index.children(entry, deadline)))
 
 
 def _mark(entry: Entry, long: bool) -> str:

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from tonne.cli.amounts import printable
 from tonne.cli.environment import settings_from
 from tonne.cli.session import Session
 from tonne.errors import DiskFull, Interrupted, LocalFailure, TonneError
+
+DESCRIPTORS = 65536  # a 10 TB image has 1,200 packs, three descriptors each in the cache; the system's default is 1,024
 
 _VERBS = {
     "pack": "Pack a folder into an image",
@@ -101,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    _raise_descriptor_limit()
     sys.exit(run(arguments, session))
 
 
@@ -137,6 +141,14 @@ def run(arguments: Sequence[str], session: Session) -> int:
             kind("the system reports an error", where=str(error.filename or ""), why=error.strerror or str(error)),
             session,
         )
+
+
+def _raise_descriptor_limit() -> None:
+    """Open as many files as this user may; the soft limit is low for the sake of programs that use select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _global_first(arguments: Sequence[str]) -> list[str]:

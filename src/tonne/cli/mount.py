@@ -14,9 +14,11 @@ from tonne.cli.session import Session
 from tonne.errors import NoFuse, TonneError, UsageError
 from tonne.model import LayoutReference, Reference, parse_reference
 from tonne.mount.checks import check_fuse, check_point, may_allow_other
-from tonne.mount.log import Quiet, log_file, logger_to_stderr
+from tonne.mount.log import Quiet, log_file, log_path, logger_to_stderr
 from tonne.mount.memory import tame_allocator
-from tonne.mount.report import REPORT_VARIABLE, launch, send_report
+from tonne.mount.report import REPORT_VARIABLE, START_WAIT_S, launch, send_report
+
+DEADLINES = 3  # of a mount before it is there: for the image, for the entry at its top, for the kernel's first look
 
 
 def _octal(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -74,7 +76,9 @@ def command(
         point = check_point(directory)
         if report is None and not foreground:
             log = log_file(session.settings.cache.folder, point)
-            document = launch(session.arguments, os.environ, log)["mounted"] | {"log": str(log) if log else None}
+            wait_s = START_WAIT_S + DEADLINES * session.settings.read.deadline_s
+            reported = launch(session.arguments, os.environ, log, wait_s)
+            document = reported["mounted"] | {"log": str(log) if log else None}
             session.emit(document, lambda: _say(document))
             return
 
@@ -126,7 +130,7 @@ def _serve(
     if isinstance(reference, LayoutReference):
         reference = replace(reference, path=os.path.abspath(reference.path))
     settings = session.settings = _absolute(session)
-    log = logger_to_stderr()
+    log = logger_to_stderr(log_path(settings.cache.folder, point))
     quiet = Quiet(log)
     store = session.store()
     source = compose_reader([session.repository(reference)], settings, on_event=quiet.tell)

@@ -13,9 +13,9 @@ from tonne.cli.environment import parse_size
 from tonne.cli.session import Session
 from tonne.errors import BadSettings
 from tonne.image.pack import BaseSource, Links, PackOptions, PackResult, pack_folder
-from tonne.model import Reference, parse_reference
+from tonne.model import parse_reference
 from tonne.source.compose import compose_reader
-from tonne.source.seam import Source
+from tonne.source.seam import Repository, Source
 
 
 @click.command("pack")
@@ -82,11 +82,12 @@ def command(
             source,
             reference,
             repository,
-            _reader(session, reference),
+            _reader(session, repository),
             options,
             settings,
             bases=asked,
             folder=folder,
+            resumable=folder is None,
             progress=session.progress,
         )
 
@@ -99,13 +100,13 @@ def command(
     session.emit(result.document(), lambda: _show(result))
 
 
-def _reader(session: Session, reference: Reference) -> Source:
-    return compose_reader([session.repository(reference)], session.settings, on_event=session.warn)
+def _reader(session: Session, repository: Repository) -> Source:
+    return compose_reader([repository], session.settings, on_event=session.warn)
 
 
 def _base(session: Session, text: str) -> BaseSource:
     reference = parse_reference(text)
-    return BaseSource(reference, _reader(session, reference))
+    return BaseSource(reference, _reader(session, session.repository(reference)))
 
 
 def _epoch(text: str) -> int:

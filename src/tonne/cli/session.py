@@ -22,6 +22,7 @@ from tonne.settings import Settings
 if TYPE_CHECKING:
     from tonne.image.fetch import Keeper
     from tonne.image.opening import Image
+    from tonne.source.compose import Registries
     from tonne.source.seam import Repository
     from tonne.store import Store
 
@@ -37,6 +38,7 @@ class Session:
     arguments: tuple[str, ...] = ()  # the command line as it was given, for a verb that goes on in another process
     _progress: Bars | None = None
     _store: Store | None = None
+    _registries: Registries | None = None
     _warned: str = ""
     _hosts: set[str] = field(default_factory=set)  # registries that the environment's credentials go to
     _stack: ExitStack = field(default_factory=ExitStack)
@@ -81,13 +83,16 @@ class Session:
             )
 
     def repository(self, reference: Reference | str) -> Repository:
-        """The repository that a reference names."""
-        from tonne.source.compose import open_repository
+        """The repository that a reference names; those of one registry share its connections and tokens."""
+        from tonne.source.compose import Registries
 
         if isinstance(reference, str):
             reference = parse_reference(reference)
         self.check_hosts(reference)
-        repository = open_repository(reference, self.settings)
+        if self._registries is None:
+            self._registries = Registries(self.settings)
+            self._stack.callback(self._registries.close)
+        repository = self._registries.open_repository(reference)
         self._stack.callback(repository.close)
         return repository
 
@@ -103,6 +108,10 @@ class Session:
     def deadline(self) -> Deadline:
         """For one short piece of work, such as reading a manifest."""
         return Deadline.after(self.settings.read.deadline_s)
+
+    def deadline_each(self) -> Deadline:
+        """For work of any length, such as listing a tree: each read that it needs has an end, the whole has none."""
+        return Deadline.each(self.settings.read.deadline_s)
 
     def warn(self, error: TonneError) -> None:
         """Show an error that did not come through.  One that only repeats, as tries do, is shown once."""

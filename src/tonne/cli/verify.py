@@ -107,6 +107,8 @@ class _Telling:
             item = {**name_fields(verdict.path), "good": verdict.good, "sizeBytes": verdict.size_bytes}
             if verdict.findings:
                 item["findings"] = [_document(finding) for finding in verdict.findings]
+            if verdict.findings_more:
+                item["findingsMore"] = verdict.findings_more
             self._out.item(item)
         elif verdict.good:
             if not self._quiet:
@@ -114,6 +116,8 @@ class _Telling:
         else:
             for finding in verdict.findings:
                 self.finding(finding)
+            if verdict.findings_more:
+                print(f"BAD  {shown(verdict.path)}; {verdict.findings_more} more")
 
     def finding(self, finding: Finding) -> None:
         if self._out is not None:

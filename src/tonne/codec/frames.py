@@ -19,7 +19,10 @@ Bytes = bytes | bytearray | memoryview
 
 
 def encoder_name(level: int) -> str:
-    """Names everything that the stored bytes depend on besides the content."""
+    """Names everything that the stored bytes depend on besides the content.
+
+    Its first word stands for what is fixed in the code: where is cut, when zstd is kept, the zstd level of index pages.
+    """
     version = ".".join(str(part) for part in zstandard.ZSTD_VERSION)
     return f"tonne-1 zstd-{version} level-{level}"
 

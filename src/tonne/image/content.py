@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from tonne.clock import Deadline
 from tonne.codec.frames import Decoder
 from tonne.errors import DeadlineExceeded, TonneError
+from tonne.image.allowance import Allowance
 from tonne.image.fetch import Fetcher, piece_of
 from tonne.image.index import Index
 from tonne.image.pool import Pool
-from tonne.model import Frame
+from tonne.model import Codec, Frame
 from tonne.settings import Settings
-from tonne.source.seam import Priority
+from tonne.source.seam import Priority, RisingPriority, Urgent
 
 
 class DecodedCache:
     """Frames in memory, the least recently used go first.  Not locked: its owner does that.
 
     A frame that was stored raw is a slice of the buffer that its request filled, and keeps all of it alive.  So whole
-    buffers are counted, each once, until the last frame in it has gone.
+    buffers are counted, each once, until the last frame in it has gone.  What is reserved counts too.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._frames: OrderedDict[int, memoryview] = OrderedDict()
         self._users: Counter[int] = Counter()
+        self._reserved_bytes = 0
         self.held_bytes = 0
 
     def __contains__(self, number: int) -> bool:
@@ -47,7 +51,15 @@ class DecodedCache:
         self._forget(number)
         self._frames[number] = content
         self._count(content, 1)
-        while self.held_bytes > self._limit_bytes and len(self._frames) > 1:
+        self._shrink()
+
+    def reserve(self, change_bytes: int) -> None:
+        """Keep so much less, or more, for the sake of frames that are on their way."""
+        self._reserved_bytes += change_bytes
+        self._shrink()
+
+    def _shrink(self) -> None:
+        while self.held_bytes + self._reserved_bytes > self._limit_bytes and len(self._frames) > 1:
             self._forget(next(iter(self._frames)))
 
     def clear(self) -> None:
@@ -74,10 +86,16 @@ class DecodedCache:
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A frame on its way; `priority` is that of who fetches it."""
+    """A frame on its way; `began` is the priority of who fetches it, `priority` that of the most urgent who wait."""
 
-    priority: Priority
+    began: Priority
+    priority: RisingPriority
     future: Future[memoryview] = field(default_factory=Future)
+
+
+def bytes_under_way(frame: Frame) -> int:
+    """What a frame takes of memory while it is fetched and decoded; one that is stored raw is not copied."""
+    return frame.stored_bytes + (0 if frame.codec == Codec.RAW else frame.raw_bytes)
 
 
 class Content:
@@ -85,8 +103,12 @@ class Content:
 
     Any thread may call.  `_lock` guards the cache and the flights and is not held during I/O or decoding.  A flight is
     entered before the work and removed after its frame is in the cache, or after it failed: a failure is told to those
-    who wait at that moment and not remembered.  Who waits for a less urgent caller's work, such as read-ahead, is not
-    told of its failure but does the work again.  Nothing survives the process but what the fetcher kept.
+    who wait at that moment and not remembered.  Who waits for a less urgent caller's work, such as read-ahead, makes
+    it as urgent as itself, and is not told of its failure but does the work again.  Nothing survives the process but
+    what the fetcher kept.
+
+    `decoded_cache_bytes` are for frames on their way and for those that stay together.  Half of them readers may fill
+    with what they wait for, until it is in the store; further ones wait.  Read-ahead has its own bound.
     """
 
     def __init__(self, index: Index, fetcher: Fetcher, settings: Settings) -> None:
@@ -96,12 +118,13 @@ class Content:
         self._request_bytes = settings.network.request_bytes
         self._lock = threading.Lock()
         self._cache = DecodedCache(settings.read.decoded_cache_bytes)
+        self._demand = Allowance(settings.read.decoded_cache_bytes // 2)
         self._flights: dict[int, _Flight] = {}
         self._local = threading.local()
         self._pool = Pool(settings.network.connections, "tonne-frames")
 
     def frames(
-        self, numbers: Iterable[int], deadline: Deadline, priority: Priority = Priority.DEMAND
+        self, numbers: Iterable[int], deadline: Deadline, priority: Urgent = Priority.DEMAND
     ) -> dict[int, memoryview]:
         """The content of each frame, verified and decoded.  All of it is in memory at once.
 
@@ -110,6 +133,7 @@ class Content:
         got: dict[int, memoryview] = {}
         ours: list[int] = []
         waiting: list[tuple[int, _Flight]] = []
+        rising = RisingPriority(priority.now)
         with self._lock:
             for number in dict.fromkeys(numbers):
                 held = self._cache.get(number)
@@ -118,12 +142,13 @@ class Content:
                 elif (flight := self._flights.get(number)) is not None:
                     waiting.append((number, flight))
                 else:
-                    self._flights[number] = _Flight(priority)
+                    self._flights[number] = _Flight(priority.now, rising)
                     ours.append(number)
-        if ours:
-            waiting += self._begin(ours, got, deadline, priority)
-        for number, flight in waiting:
-            got[number] = self._join(number, flight, deadline, priority)
+        with rising.following(priority):
+            if ours:
+                waiting += self._begin(ours, got, deadline, rising)
+            for number, flight in waiting:
+                got[number] = self._join(number, flight, deadline, priority)
         return got
 
     def peek(self, number: int) -> memoryview | None:
@@ -139,18 +164,17 @@ class Content:
             ]
 
     def runs(self, frames: Sequence[Frame], limit_bytes: int) -> list[list[Frame]]:
-        """Frames that lie together in a pack, put together up to `limit_bytes` stored and as much decoded."""
+        """Frames that lie together in a pack, put together up to `limit_bytes` of memory while on their way."""
         runs: list[list[Frame]] = []
-        stored = raw = 0
+        size_bytes = 0
         for frame in sorted(frames, key=lambda item: (item.pack, item.offset)):
             last = runs[-1][-1] if runs else None
-            stored, raw = stored + frame.stored_bytes, raw + frame.raw_bytes
-            joins = last is not None and (last.pack, last.end) == (frame.pack, frame.offset)
-            if joins and max(stored, raw) <= limit_bytes:
+            size_bytes += bytes_under_way(frame)
+            if last is not None and (last.pack, last.end) == (frame.pack, frame.offset) and size_bytes <= limit_bytes:
                 runs[-1].append(frame)
             else:
                 runs.append([frame])
-                stored, raw = frame.stored_bytes, frame.raw_bytes
+                size_bytes = bytes_under_way(frame)
         return runs
 
     @property
@@ -166,7 +190,7 @@ class Content:
             self._cache.clear()
 
     def _begin(
-        self, numbers: Sequence[int], got: dict[int, memoryview], deadline: Deadline, priority: Priority
+        self, numbers: Sequence[int], got: dict[int, memoryview], deadline: Deadline, priority: Urgent
     ) -> list[tuple[int, _Flight]]:
         """Do the first run here and have the others done; returns the flights of those."""
         try:
@@ -180,24 +204,19 @@ class Content:
         got.update(self._carry(runs[0], deadline, priority))
         return others
 
-    def _carry_for_others(self, run: list[Frame], deadline: Deadline, priority: Priority) -> None:
+    def _carry_for_others(self, run: list[Frame], deadline: Deadline, priority: Urgent) -> None:
         try:
             self._carry(run, deadline, priority)
         except Exception:
             pass  # whoever waits for the flights has been told
 
-    def _carry(self, run: list[Frame], deadline: Deadline, priority: Priority) -> dict[int, memoryview]:
+    def _carry(self, run: list[Frame], deadline: Deadline, priority: Urgent) -> dict[int, memoryview]:
         """Fetch and decode frames of which the flights are ours, and land them, whatever happens."""
+        size_bytes = sum(map(bytes_under_way, run))
         try:
-            blob = self._packs[run[0].pack].blob
-            stored = self._fetcher.pieces(blob, [piece_of(frame) for frame in run], deadline, priority)
-            decoder = self._decoder()
-            done = {
-                frame.number: memoryview(
-                    decoder.decode(frame.codec, data, frame.raw_bytes, frame.parameters)
-                ).toreadonly()
-                for frame, data in zip(run, stored, strict=True)
-            }
+            allowed = nullcontext() if priority.now == Priority.AHEAD else self._demand.portion(size_bytes, deadline)
+            with allowed, self._reserved(size_bytes):
+                done = self._decoded(run, deadline, priority)
         except BaseException as error:
             self._fail([frame.number for frame in run], error)
             raise
@@ -210,21 +229,43 @@ class Content:
             flight.future.set_result(content)
         return done
 
+    def _decoded(self, run: list[Frame], deadline: Deadline, priority: Urgent) -> dict[int, memoryview]:
+        blob = self._packs[run[0].pack].blob
+        stored = self._fetcher.pieces(blob, [piece_of(frame) for frame in run], deadline, priority)
+        decoder = self._decoder()
+        return {
+            frame.number: memoryview(decoder.decode(frame.codec, data, frame.raw_bytes, frame.parameters)).toreadonly()
+            for frame, data in zip(run, stored, strict=True)
+        }
+
+    @contextmanager
+    def _reserved(self, size_bytes: int) -> Iterator[None]:
+        """Has the cache give way to frames on their way."""
+        with self._lock:
+            self._cache.reserve(size_bytes)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._cache.reserve(-size_bytes)
+
     def _fail(self, numbers: Iterable[int], error: BaseException) -> None:
         with self._lock:
             flights = [self._flights.pop(number) for number in numbers]
         for flight in flights:
             flight.future.set_exception(error)
 
-    def _join(self, number: int, flight: _Flight, deadline: Deadline, priority: Priority) -> memoryview:
+    def _join(self, number: int, flight: _Flight, deadline: Deadline, priority: Urgent) -> memoryview:
         try:
-            return flight.future.result(timeout=deadline.left_s())
+            with flight.priority.following(priority):
+                return flight.future.result(timeout=deadline.left_s())
         except FutureTimeout:
             raise DeadlineExceeded("waiting for a frame that another reader fetches", where=f"frame {number}") from None
         except TonneError as error:
             # A deadline was theirs, not ours; read-ahead gives up earlier than a reader does.
-            if not isinstance(error, DeadlineExceeded) and flight.priority <= priority:
-                raise
+            if not isinstance(error, DeadlineExceeded) and flight.began <= priority.now:
+                # A copy: an exception that several threads raise would mix up their tracebacks.
+                raise copy.copy(error) from error
             deadline.check("reading", f"frame {number}")
         return self.frames([number], deadline, priority)[number]
 

@@ -36,10 +36,6 @@ class Difference:
     old: Entry | None
     new: Entry | None
 
-    @property
-    def size_change_bytes(self) -> int:
-        return (self.new.size_bytes if self.new else 0) - (self.old.size_bytes if self.old else 0)
-
 
 def differences(old: Index, new: Index, deadline: Deadline) -> Iterator[Difference]:
     """Every path that differs, folders before what is in them, names in byte order.
@@ -108,7 +104,7 @@ def sharing(old: Index, new: Index, deadline: Deadline) -> Sharing:
     if not common:
         return Sharing(old_bytes, new_bytes, 0)
     old_used, new_used = _used(old, deadline), _used(new, deadline)
-    both = np.zeros(old.root.frames, np.bool_)
+    both = np.zeros(len(old_used), np.bool_)
     for pack, other in common:
         mine = slice(pack.first_frame, pack.first_frame + pack.frames)
         both[mine] = old_used[mine] & new_used[other : other + pack.frames]
@@ -120,7 +116,7 @@ def sharing(old: Index, new: Index, deadline: Deadline) -> Sharing:
 
 
 def _used(index: Index, deadline: Deadline) -> npt.NDArray[np.bool_]:
-    used = np.zeros(index.root.frames + 1, np.bool_)
+    used = np.zeros(index.counted(Part.FRAMES, deadline) + 1, np.bool_)
     if index.has_part(Part.EXTENTS):
         for table in index.tables(Part.EXTENTS, deadline):
             numbers = table["frame"]

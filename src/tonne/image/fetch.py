@@ -6,19 +6,21 @@ whoever asks; neighbours are asked for in one request.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Protocol
-
-import numpy as np
 
 from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, DeadlineExceeded, TonneError
+from tonne.image.buffers import SPARE_BYTES_MAX, Buffers
 from tonne.model import Blob, Digest, Frame, blake3_of
-from tonne.source.seam import Priority, Source
+from tonne.model.frame import STRIPE_BYTES
+from tonne.source.seam import Priority, RisingPriority, Source, Urgent
 
 WHOLE_BYTES_MAX = 64 * 1024 * 1024  # of a blob that is read as one piece (root, config, small pages blob)
 
@@ -40,14 +42,6 @@ def piece_of(frame: Frame) -> Piece:
     return Piece(frame.offset, frame.stored_bytes, frame.digest)
 
 
-def _buffer(size_bytes: int) -> memoryview:
-    """Room for bytes that are about to come.
-
-    Not a bytearray: that writes zeros first, while NumPy leaves the memory untouched and asks for huge pages.
-    """
-    return np.empty(size_bytes, np.uint8).data
-
-
 class Kept(Protocol):
     """What is kept of one blob.  Any thread may call; nothing is verified here."""
 
@@ -55,7 +49,7 @@ class Kept(Protocol):
         """Fill `out`; False when not all of the range is there, and then `out` holds rubbish."""
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Keep bytes that were verified."""
+        """Keep bytes that were verified: one piece, or several that lie together and start in the same stripe."""
 
     def drop(self, offset: int, length: int) -> None:
         """Forget a range that turned out to be wrong."""
@@ -72,12 +66,20 @@ class Keeper(Protocol):
     def keep_document(self, digest: Digest, data: bytes) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A piece on its way, and how urgent that is."""
+
+    priority: RisingPriority
+    future: Future[memoryview] = field(default_factory=Future)
+
+
 class Fetcher:
     """Gives verified pieces.
 
     Any thread may call.  `_flights` is guarded by `_lock`; a flight is entered before its request and removed after its
-    bytes are in the store, whatever happened, so a failure is never remembered.  Nothing survives the process but the
-    store.
+    bytes are in the store, whatever happened, so a failure is never remembered.  Who waits for another's flight makes
+    it as urgent as itself.  Nothing survives the process but the store.
     """
 
     def __init__(
@@ -86,17 +88,26 @@ class Fetcher:
         store: Keeper | None,
         request_bytes: int,
         on_event: Callable[[TonneError], None] | None = None,
+        spare_bytes_max: int = SPARE_BYTES_MAX,
     ) -> None:
-        """`store` None: nothing is kept.  `on_event` is told of corrupt bytes, with their origin."""
+        """`store` None: nothing is kept.  `on_event` is told of corrupt bytes, with their origin; `spare_bytes_max` of
+        memory is kept for the next requests."""
         self.source = source
         self.store = store
         self._request_bytes = request_bytes
         self._on_event = on_event or (lambda error: None)
         self._lock = threading.Lock()
-        self._flights: dict[tuple[Digest, int], Future[memoryview]] = {}
+        self._flights: dict[tuple[Digest, int], _Flight] = {}
+        self._buffers = Buffers(spare_bytes_max)
+
+    @property
+    def flights(self) -> int:
+        """How many pieces are on their way."""
+        with self._lock:
+            return len(self._flights)
 
     def pieces(
-        self, blob: Blob, wanted: Sequence[Piece], deadline: Deadline, priority: Priority = Priority.DEMAND
+        self, blob: Blob, wanted: Sequence[Piece], deadline: Deadline, priority: Urgent = Priority.DEMAND
     ) -> list[memoryview]:
         """The stored bytes of each wanted piece, verified, in the order asked."""
         got: dict[int, memoryview] = {}
@@ -135,7 +146,7 @@ class Fetcher:
         if self.store is None:
             return None
         stored = self.store.blob(blob)
-        out = _buffer(piece.length)
+        out = self._buffers.take(piece.length)
         if not stored.read(piece.offset, out):
             return None
         if blake3_of(out) == piece.digest:
@@ -145,28 +156,30 @@ class Fetcher:
         return None
 
     def _fetch(
-        self, blob: Blob, missing: Sequence[Piece], got: dict[int, memoryview], deadline: Deadline, priority: Priority
+        self, blob: Blob, missing: Sequence[Piece], got: dict[int, memoryview], deadline: Deadline, priority: Urgent
     ) -> None:
         ours: list[Piece] = []
-        theirs: list[tuple[Piece, Future[memoryview]]] = []
+        theirs: list[tuple[Piece, _Flight]] = []
+        rising = RisingPriority(priority.now)
         with self._lock:
             for piece in missing:
                 key = (blob.digest, piece.offset)
                 flight = self._flights.get(key)
                 if flight is None:
-                    self._flights[key] = Future()
+                    self._flights[key] = _Flight(rising)
                     ours.append(piece)
                 elif all(piece.offset != other.offset for other in ours):
                     theirs.append((piece, flight))
         failure: BaseException | None = None
-        for run in self._runs(ours):
-            if failure is None:
-                try:
-                    self._request(blob, run, got, deadline, priority)
-                    continue
-                except BaseException as error:
-                    failure = error
-            self._land(blob, run, got, failure)
+        with rising.following(priority):
+            for run in self._runs(ours):
+                if failure is None:
+                    try:
+                        self._request(blob, run, got, deadline, rising)
+                        continue
+                    except BaseException as error:
+                        failure = error
+                self._land(blob, run, got, failure)
         if failure is not None:
             raise failure
         for piece, flight in theirs:
@@ -186,10 +199,10 @@ class Fetcher:
         return runs
 
     def _request(
-        self, blob: Blob, run: list[Piece], got: dict[int, memoryview], deadline: Deadline, priority: Priority
+        self, blob: Blob, run: list[Piece], got: dict[int, memoryview], deadline: Deadline, priority: Urgent
     ) -> None:
         start = run[0].offset
-        out = _buffer(run[-1].end - start)
+        out = self._buffers.take(run[-1].end - start)
 
         def check(data: memoryview) -> None:
             for piece in run:
@@ -208,8 +221,10 @@ class Fetcher:
             got[piece.offset] = out[piece.offset - start : piece.end - start]
         if self.store is not None:
             stored = self.store.blob(blob)
-            for piece in run:
-                stored.write(piece.offset, got[piece.offset])
+            for _, stripe in groupby(run, lambda piece: piece.offset // STRIPE_BYTES):
+                together = list(stripe)
+                first, end = together[0].offset, together[-1].end
+                stored.write(first, out[first - start : end - start])
         self._land(blob, run, got, None)
 
     def _land(
@@ -219,21 +234,23 @@ class Fetcher:
             flights = [(piece, self._flights.pop((blob.digest, piece.offset))) for piece in run]
         for piece, flight in flights:
             if failure is None:
-                flight.set_result(got[piece.offset])
+                flight.future.set_result(got[piece.offset])
             else:
-                flight.set_exception(failure)
+                flight.future.set_exception(failure)
 
-    def _wait(
-        self, blob: Blob, piece: Piece, flight: Future[memoryview], deadline: Deadline, priority: Priority
-    ) -> memoryview:
+    def _wait(self, blob: Blob, piece: Piece, flight: _Flight, deadline: Deadline, priority: Urgent) -> memoryview:
         try:
-            data = flight.result(timeout=deadline.left_s())
+            with flight.priority.following(priority):
+                data = flight.future.result(timeout=deadline.left_s())
         except FutureTimeout:
             raise DeadlineExceeded("waiting for bytes that another reader fetches", where=str(blob.digest)) from None
         except DeadlineExceeded:
             # It was their deadline, not ours.
             deadline.check("reading", str(blob.digest))
             return self.pieces(blob, [piece], deadline, priority)[0]
+        except TonneError as error:
+            # A copy: an exception that several threads raise would mix up their tracebacks.
+            raise copy.copy(error) from error
         if len(data) != piece.length or blake3_of(data) != piece.digest:
             # Another image's idea of the same place.
             return self.pieces(blob, [piece], deadline, priority)[0]

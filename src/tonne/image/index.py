@@ -16,7 +16,7 @@ from tonne.errors import CorruptIndex, MissingPath
 from tonne.image.fetch import Fetcher, Piece
 from tonne.model import Blob, Entry, Extent, Frame
 from tonne.model.entry import ROOT_INODE
-from tonne.model.frame import FRAME_BYTES_MAX
+from tonne.model.frame import FRAME_BYTES_MAX, FRAME_STORED_BYTES_MAX
 from tonne.source.seam import Priority
 from tonne.wire.page import TreePage, extents_of, frame_of
 from tonne.wire.pagelist import PageAddress, PageList, check_page, parse_list
@@ -174,6 +174,10 @@ class Index:
                 raise CorruptIndex("a file's extents do not cover it", where=f"inode {inode} from byte {start}")
             if found[-1].end <= key[1]:
                 raise CorruptIndex("a file's extents do not advance", where=f"inode {inode}")
+            # What begins before the end of the last one is not looked at on the way to the next page.
+            covering = self._extent_rows((inode, found[-1].end - 1), inode, found[-1].end, deadline)
+            if not len(covering) or int(covering["file_offset"][0]) != found[-1].file_offset:
+                raise CorruptIndex("a file's extents overlap", where=f"inode {inode}")
             key = (inode, found[-1].end)
 
     def _extent_rows(self, key: tuple[int, int], inode: int, end: int, deadline: Deadline) -> Records:
@@ -210,7 +214,7 @@ class Index:
             raise CorruptIndex("a frame names a pack that does not hold it", where=f"frame {number}")
         if frame.end > packs[frame.pack].size_bytes or not 0 < frame.raw_bytes <= FRAME_BYTES_MAX:
             raise CorruptIndex("a frame lies outside its pack or is too large", where=f"frame {number}")
-        if not 0 < frame.stored_bytes <= FRAME_BYTES_MAX + 4096:
+        if not 0 < frame.stored_bytes <= FRAME_STORED_BYTES_MAX:
             raise CorruptIndex("a frame's stored length is out of bounds", where=f"frame {number}")
         return frame
 
@@ -257,13 +261,26 @@ class Index:
                 item.offset: self._pages[-1 - item.offset][0] for item in addresses if -1 - item.offset in self._pages
             }
         pieces = [Piece(item.offset, item.stored_bytes, item.digest) for item in addresses if item.offset not in held]
-        got = iter(self._fetcher.pieces(self._blob, pieces, deadline, Priority.BACKGROUND) if pieces else ())
+        got = iter(self._fetcher.pieces(self._blob, pieces, deadline.for_one(), Priority.BACKGROUND) if pieces else ())
         return [
             held[item.offset]
             if item.offset in held
             else load_page(next(got), item.codec, item.raw_bytes, item.digest, "index")
             for item in addresses
         ]
+
+    def counted(self, part: Part, deadline: Deadline) -> int:
+        """How many records a part has, after its lists were read: for whoever allocates by it.
+
+        The root alone proves nothing at depth 2.
+        """
+        found = self.root.parts.get(part)
+        if found is None:
+            return 0
+        listed = sum(int(pages.table["records"].sum(dtype=np.uint64)) for pages in self._leaves(part, deadline))
+        if listed != found.records:
+            raise CorruptIndex("a part's pages do not add up to its records", where=part.name.lower())
+        return found.records
 
     def has_part(self, part: Part) -> bool:
         return part in self.root.parts
@@ -280,7 +297,8 @@ class Index:
         ]
         addresses.sort(key=lambda item: item.offset)
         pieces = [Piece(item.offset, item.stored_bytes, item.digest) for item in addresses]
-        for address, stored in zip(addresses, self._fetcher.pieces(self._blob, pieces, deadline), strict=True):
+        got = self._fetcher.pieces(self._blob, pieces, deadline.for_one())
+        for address, stored in zip(addresses, got, strict=True):
             self._keep_stored(address, stored)
 
     def _keep_stored(self, address: PageAddress, stored: memoryview) -> None:
@@ -311,7 +329,8 @@ class Index:
 
     def _list_page(self, part: Part, address: PageAddress, deadline: Deadline) -> PageList:
         def decode(data: bytes) -> PageList:
-            return parse_list(data, address.records, self.root.pages_bytes, f"list of {part.name.lower()}")
+            item_bytes, what = RECORD_OF[part].itemsize, f"list of {part.name.lower()}"
+            return parse_list(data, address.records, self.root.pages_bytes, item_bytes, what)
 
         result: PageList = self._cached(address, decode, deadline)
         return result
@@ -365,7 +384,7 @@ class Index:
 
     def _load(self, address: PageAddress, deadline: Deadline, priority: Priority) -> bytes:
         piece = Piece(address.offset, address.stored_bytes, address.digest)
-        stored = self._fetcher.pieces(self._blob, [piece], deadline, priority)[0]
+        stored = self._fetcher.pieces(self._blob, [piece], deadline.for_one(), priority)[0]
         return load_page(stored, address.codec, address.raw_bytes, address.digest, "index")
 
     @staticmethod

@@ -202,7 +202,8 @@ class _Pull:
         files = Files(self._target, state, self._halt, self._on_event)
         below = self._image.fetcher.store
         store = ReadOnlyKeeper(below) if below is not None else None
-        fetcher = Fetcher(self._image.fetcher.source, store, network.request_bytes, self._on_event)
+        spare_bytes = network.connections * network.request_bytes  # each worker's own comes back to it
+        fetcher = Fetcher(self._image.fetcher.source, store, network.request_bytes, self._on_event, spare_bytes)
         contents = Contents(fetcher, index)
 
         def work(run: Run[PulledFile]) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from tonne.allocation import reserve
 from tonne.codec.frames import Bytes
-from tonne.durable import local_errors
+from tonne.durable import OS_DISK, local_errors, pwrite_all
 from tonne.errors import CorruptIndex, LocalFailure, TargetExists, TonneError
-from tonne.image.pull_state import PullState
+from tonne.image.pull_state import PullState, merged
 from tonne.image.pull_target import Target, text
 from tonne.image.runs import Run
 from tonne.image.workers import Halt
@@ -88,7 +89,9 @@ class Files:
         with local_errors("a file cannot be written", text(file.path)):
             descriptor = os.open(file.temporary, _WRITE & ~os.O_CREAT, dir_fd=self._state.files)
             try:
-                ranges = []
+                ranges = [(extent.file_offset, extent.end) for extent, place in uses if place is not None]
+                for start, end in merged(ranges):
+                    reserve(descriptor, start, end - start)
                 for extent, place in uses:
                     written += extent.length
                     if place is None:
@@ -96,8 +99,7 @@ class Files:
                     data = memoryview(contents[place])[extent.frame_offset : extent.frame_offset + extent.length]
                     if extent.length == file.entry.size_bytes and blake3_of(data) != file.entry.digest:
                         raise CorruptIndex("a file's content has not the digest of its entry", where=text(file.path))
-                    _write_all(descriptor, data, extent.file_offset)
-                    ranges.append((extent.file_offset, extent.end))
+                    pwrite_all(OS_DISK, descriptor, data, extent.file_offset)
                 self._wrote(file, ranges, written, descriptor)
             finally:
                 os.close(descriptor)
@@ -241,12 +243,6 @@ class Attributes:
                 self._on_event(
                     LocalFailure(f"an {kind} cannot be set", where=text(path), why=error.strerror or str(error))
                 )
-
-
-def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        done = os.pwrite(descriptor, data, offset)
-        data, offset = data[done:], offset + done
 
 
 def sync_file_system(descriptor: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from tonne.image.index import Index
 from tonne.image.match import Selection
 from tonne.model import Entry
 from tonne.model.entry import ROOT_INODE
+from tonne.wire.root import Part
 
 _PATHS_KEPT_MAX = 20_000  # folders of which the path is kept; names come folder by folder, so few are needed at once
 
@@ -79,7 +80,7 @@ def make_plan(index: Index, selection: Selection, deadline: Deadline) -> Plan:
     `UnsafePath` for an entry below something that is no folder or a name that stands in a folder twice (with both, a
     path could be led through a symbolic link of the image), `CorruptIndex` for numbers that disagree.
     """
-    count = index.root.totals.entries
+    count = index.counted(Part.TREE, deadline)
     plan = Plan(np.zeros(count + 1, np.bool_))
     folders = np.zeros(count + 1, np.bool_)
     included = np.zeros(count + 1, np.bool_)
@@ -136,7 +137,6 @@ def _count(plan: Plan, entry: Entry) -> None:
 
 def _check_link(index: Index, entry: Entry, deadline: Deadline) -> None:
     first = index.entry(entry.inode, deadline)
-    if entry.is_dir or first.inode != first.number or (first.kind, first.size_bytes) != (entry.kind, entry.size_bytes):
-        raise CorruptIndex("a hard link does not agree with what it links to", where=f"entry {entry.number}")
-    if first.digest != entry.digest:
+    same = replace(entry, number=first.number, parent=first.parent, name=first.name)
+    if entry.is_dir or first.inode != first.number or first != same:
         raise CorruptIndex("a hard link does not agree with what it links to", where=f"entry {entry.number}")

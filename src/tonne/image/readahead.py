@@ -14,18 +14,18 @@ from typing import Protocol
 
 from tonne.clock import SYSTEM_CLOCK, Clock, Deadline
 from tonne.errors import TonneError
-from tonne.image.content import Content
+from tonne.image.content import Content, bytes_under_way
 from tonne.image.index import Index
 from tonne.image.pool import Pool
-from tonne.model import Extent
+from tonne.model import Extent, Frame
 from tonne.settings import MIB, Settings
 from tonne.source.seam import Priority
 
 BURST_BYTES = 4 * MIB  # what one fault brings: the read-ahead that mounts ask of the kernel
-WINDOW_FIRST_BYTES = 8 * MIB  # two frames: one is being read, one comes
+WINDOW_FIRST_BYTES = 16 * MIB  # one request; what a registry does for each is much, whatever its size
 READERS_MAX = 16  # told apart in one open file; more than ranks that share a descriptor have been seen to be
 STALE_READS = 64  # a reader passed over by so many reads of its file has gone elsewhere
-IN_FLIGHT_BYTES_MAX = 32 * MIB  # of read-ahead; bounds the memory of a mount
+IN_FLIGHT_BYTES_MAX = 48 * MIB  # of read-ahead; bounds the memory of a mount
 
 
 @dataclass(slots=True, eq=False)
@@ -68,8 +68,9 @@ class Readers:
             return None
         low = max(reader.ahead, reader.at)
         high = min(reader.at + reader.window, self._size)
-        # Half a window at a time, so that requests are large; the rest of a file at once.
-        if low >= high or (high - low < reader.window // 2 and high < self._size):
+        # A third of a window at a time, so that requests are large and others are on their way meanwhile; the rest of a
+        # file at once.
+        if low >= high or (high - low < reader.window // 3 and high < self._size):
             return None
         reader.ahead = high
         reader.window = min(2 * reader.window, self._window_max)
@@ -102,16 +103,17 @@ class ReadAhead:
     """
 
     def __init__(self, index: Index, content: Content, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
-        # Half of the cache: the other half holds what is being read; more would push out what was fetched first.
-        self.window_max_bytes = min(settings.read.read_ahead_bytes_max, settings.read.decoded_cache_bytes // 2)
+        # The rest is for what is being read and for stored bytes on their way; more would push out what came first.
+        self.window_max_bytes = min(settings.read.read_ahead_bytes_max, settings.read.decoded_cache_bytes * 3 // 5)
         self._index = index
         self._content = content
         self._clock = clock
         self._deadline_s = settings.read.deadline_s
         # Half of the connections at most, so that read-ahead by itself leaves places free.
-        threads = max(1, min(4, settings.network.connections // 2))
+        threads = max(1, min(3, settings.network.connections // 2))
         self._request_bytes = min(settings.network.request_bytes, IN_FLIGHT_BYTES_MAX // threads)
         self._pool = Pool(threads, "tonne-ahead")
+        self._planner = Pool(1, "tonne-plan")  # else the next requests are thought of only when the last ones are done
 
     def tracker(self, file: Mapped, size_bytes: int) -> Tracker | None:
         """What follows the reads of a file that was opened; None when there is nothing to read ahead."""
@@ -120,20 +122,35 @@ class ReadAhead:
         return Tracker(self, file, size_bytes)
 
     def submit(self, job: Callable[[], None]) -> None:
+        """Have requests made."""
         self._pool.submit(job)
 
-    def plan(self, file: Mapped, start: int, end: int) -> list[list[int]]:
-        """The frames to fetch for a range, a list for each request; of them, those that are in memory or on their way
-        are left out."""
+    def submit_plan(self, job: Callable[[], None]) -> None:
+        """Have it thought of which; that may need pages of the index."""
+        self._planner.submit(job)
+
+    def plan(self, file: Mapped, start: int, end: int, to_the_end: bool) -> tuple[list[list[int]], int]:
+        """The frames to fetch for a range, a list for each request, and where in the file that ends.
+
+        Frames that are in memory or on their way are left out.  A last request that is short comes with the next range,
+        unless there is none `to_the_end` of the file: a registry takes as long to begin a small answer as a large one.
+        """
         deadline = Deadline.after(self._deadline_s, self._clock)
-        extents = file.extents(start, end, deadline)
-        numbers = self._content.absent(extent.frame for extent in extents if extent.frame is not None)
-        frames = self._index.frames(numbers, deadline)
-        runs = self._content.runs(frames, self._request_bytes)
+        extents = [extent for extent in file.extents(start, end, deadline) if extent.frame is not None]
+        # Where each frame is first wanted.  Of two extents in one frame the first counts.
+        places = {extent.frame: extent.file_offset for extent in reversed(extents) if extent.frame is not None}
+        numbers = self._content.absent(number for extent in extents if (number := extent.frame) is not None)
+        runs = self._content.runs(self._index.frames(numbers, deadline), self._request_bytes)
         # In the order of the file, whatever pack they are in: the reader wants the first one first.
-        place = {number: at for at, number in enumerate(numbers)}
-        runs.sort(key=lambda run: min(place[frame.number] for frame in run))
-        return [[frame.number for frame in run] for run in runs]
+        runs.sort(key=lambda run: min(places[frame.number] for frame in run))
+        if len(runs) > 1 and not to_the_end and self._has_room(runs[-1]):
+            end = max(start, min(places[frame.number] for frame in runs.pop()))
+        return [[frame.number for frame in run] for run in runs], end
+
+    def _has_room(self, run: list[Frame]) -> bool:
+        """Whether one more frame like these would still fit into their request."""
+        size_bytes = sum(map(bytes_under_way, run))
+        return size_bytes + size_bytes // len(run) <= self._request_bytes
 
     def fetch(self, numbers: list[int]) -> None:
         """Have frames in the store and in memory."""
@@ -142,6 +159,7 @@ class ReadAhead:
             self._content.frames(absent, Deadline.after(self._deadline_s, self._clock), Priority.AHEAD)
 
     def close(self) -> None:
+        self._planner.close()
         self._pool.close()
 
 
@@ -155,6 +173,7 @@ class Tracker:
         self._owner = owner
         self._file = file
         self._lock = threading.Lock()
+        self._size = size_bytes
         self._readers = Readers(size_bytes, owner.window_max_bytes)
         self._closed = False
 
@@ -164,7 +183,7 @@ class Tracker:
             found = None if self._closed else self._readers.note(start, end)
         if found is not None:
             reader, low, high = found
-            self._owner.submit(lambda: self._plan(reader, low, high))
+            self._owner.submit_plan(lambda: self._plan(reader, low, high))
 
     def close(self) -> None:
         with self._lock:
@@ -183,9 +202,12 @@ class Tracker:
         if not self._wanted(reader, start):
             return
         try:
-            requests = self._owner.plan(self._file, start, end)
+            requests, planned = self._owner.plan(self._file, start, end, end == self._size)
         except TonneError:
             return
+        if planned < end:
+            with self._lock:
+                self._readers.give_back(reader, planned)
         for numbers in requests:
             self._owner.submit(lambda numbers=numbers: self._fetch(reader, start, numbers))  # type: ignore[misc]
 

@@ -19,7 +19,7 @@ from tonne.codec.frames import Bytes, Decoder
 from tonne.errors import CorruptIndex
 from tonne.image.fetch import Fetcher, piece_of
 from tonne.image.index import Index
-from tonne.model import Entry, Extent, Frame, Kind
+from tonne.model import Codec, Entry, Extent, Frame, Kind, blake3_of
 from tonne.source.seam import Priority
 from tonne.wire.page import extents_of
 from tonne.wire.root import Part
@@ -86,10 +86,11 @@ def _joins(run: Run[K], frame: Frame, request_bytes: int) -> bool:
 
 
 class Contents:
-    """Decoded frames of runs.  Any thread may call; each has a decoder of its own."""
+    """Decoded frames of runs, checked against the index.  Any thread may call; each has a decoder of its own."""
 
     def __init__(self, fetcher: Fetcher, index: Index) -> None:
         self._fetcher = fetcher
+        self._index = index
         self._packs = index.root.packs
         self._local = threading.local()
 
@@ -100,13 +101,16 @@ class Contents:
         blob = self._packs[frames[0].pack].blob
         pieces = [piece_of(frame) for frame in frames]
         stored = self._fetcher.pieces(blob, pieces, deadline, Priority.BACKGROUND)
-        return [self.decode(frame, data) for frame, data in zip(frames, stored, strict=True)]
+        return [self._decode(frame, data, deadline) for frame, data in zip(frames, stored, strict=True)]
 
-    def decode(self, frame: Frame, stored: Bytes) -> Bytes:
+    def _decode(self, frame: Frame, stored: Bytes, deadline: Deadline) -> Bytes:
         decoder = getattr(self._local, "decoder", None)
         if decoder is None:
             decoder = self._local.decoder = Decoder()
         content: Bytes = decoder.decode(frame.codec, stored, frame.raw_bytes, frame.parameters)
+        # What is stored raw is what was verified.  Else a decoder stands in between: its memory, its defects.
+        if frame.codec != Codec.RAW and blake3_of(content) != self._index.content_digest(frame.number, deadline):
+            raise CorruptIndex("a frame's content is not what the index says", where=f"frame {frame.number}")
         return content
 
 

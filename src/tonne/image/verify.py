@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
 from tonne.codec.frames import Bytes
-from tonne.errors import Corrupt, Missing
+from tonne.errors import Corrupt, Interrupted, Missing
 from tonne.image.fetch import Keeper
 from tonne.image.index import Index
 from tonne.image.opening import Image
 from tonne.image.pull_plan import Paths
 from tonne.image.runs import Run, all_files, runs_of
-from tonne.image.verify_frames import Finding, FrameCheck, Verdict, VerifyReport, check_frames
+from tonne.image.verify_frames import FINDINGS_MAX, Finding, FrameCheck, Verdict, VerifyReport, check_frames
 from tonne.image.workers import Halt, in_order
 from tonne.model import Blob, Entry, Extent, Frame, blake3_of
 from tonne.progress import Progress
@@ -30,7 +31,8 @@ from tonne.source.seam import Priority
 from tonne.wire.page import extents_of
 from tonne.wire.root import Part
 
-PLACES_MAX = 100_000  # of bad frames in files, so that a lost pack does not fill the memory
+FILE_FINDINGS_MAX = 1_000  # listed of one file; more are only counted: a lost file of 10 TB has 2.4 million
+_ZEROS_BYTES = 1024 * 1024
 
 
 def verify_image(
@@ -47,8 +49,8 @@ def verify_image(
     """
     halt = Halt()
     index = image.index
-    report = VerifyReport(frames=index.root.frames)
-    seen = np.zeros(index.root.frames, np.bool_)
+    report = VerifyReport(frames=index.counted(Part.FRAMES, halt.deadline))
+    seen = np.zeros(report.frames, np.bool_)
     progress.begin("verifying", index.root.totals.content_bytes)
     check = FrameCheck(image, index, store, halt)
     files = _Files(index, report, on_file, progress, seen, halt)
@@ -83,6 +85,7 @@ class _Files:
         self._hasher = blake3()
         self._at = 0
         self._findings: list[Finding] = []
+        self._findings_more = 0
 
     def run(self, check: FrameCheck, settings: Settings) -> None:
         index, deadline = self._index, self._halt.deadline
@@ -116,24 +119,15 @@ class _Files:
 
     def _feed(self, entry: Entry, extent: Extent, content: Bytes | None, bad: dict[int | None, Finding]) -> None:
         if self._entry is None or self._entry.inode != entry.inode:
-            self._entry, self._hasher, self._at, self._findings = entry, blake3(), 0, []
+            self._entry, self._hasher, self._at = entry, blake3(), 0
+            self._findings, self._findings_more = [], 0
         if extent.frame is None:
-            _hash_zeros(self._hasher, extent.length)
+            _hash_zeros(self._hasher, extent.length, self._halt)
+        elif content is None and len(self._findings) >= FILE_FINDINGS_MAX:
+            self._findings_more += 1
         elif content is None:
-            found = bad[extent.frame]
-            self._findings.append(
-                Finding(
-                    what="frame",
-                    why=found.why,
-                    path=self._paths.of(entry),
-                    file_offset=extent.file_offset,
-                    frame=found.frame,
-                    pack=found.pack,
-                    pack_offset=found.pack_offset,
-                    length=found.length,
-                    origin=found.origin,
-                )
-            )
+            path = self._findings[0].path if self._findings else self._paths.of(entry)
+            self._findings.append(replace(bad[extent.frame], path=path, file_offset=extent.file_offset))
         else:
             self._hasher.update(memoryview(content)[extent.frame_offset : extent.frame_offset + extent.length])
         self._at = extent.end
@@ -143,7 +137,7 @@ class _Files:
                 self._findings.append(
                     Finding("file", "the content has not the digest of its entry", path=self._paths.of(entry))
                 )
-            self._verdict(entry, self._findings)
+            self._verdict(entry, self._findings, self._findings_more)
 
     def _empty_files(self) -> None:
         nothing = blake3_of(b"")
@@ -155,18 +149,22 @@ class _Files:
                 )
                 self._verdict(entry, wrong)
 
-    def _verdict(self, entry: Entry, findings: list[Finding]) -> None:
+    def _verdict(self, entry: Entry, findings: list[Finding], more: int = 0) -> None:
         self._report.files_checked += 1
         self._report.files_bad += bool(findings)
         for finding in findings:
             self._report.add(finding)
-        self._on_file(Verdict(self._paths.of(entry), not findings, entry.size_bytes, tuple(findings)))
+        self._report.add_unlisted(more)
+        self._on_file(Verdict(self._paths.of(entry), not findings, entry.size_bytes, tuple(findings), more))
 
 
-def _hash_zeros(hasher: blake3, length: int) -> None:
-    zeros = bytes(min(length, 1 << 20))
+def _hash_zeros(hasher: blake3, length: int, halt: Halt) -> None:
+    """Of a hole, which may be of any size.  Raises `Interrupted`."""
+    zeros = memoryview(bytes(min(length, _ZEROS_BYTES)))
     while length:
-        hasher.update(memoryview(zeros)[: min(length, len(zeros))])
+        if halt.stopped:
+            raise Interrupted("stopped")
+        hasher.update(zeros[:length])
         length -= min(length, len(zeros))
 
 
@@ -203,7 +201,7 @@ def verify_sample(
     """
     halt = Halt()
     index = image.index
-    total = index.root.frames
+    total = index.counted(Part.FRAMES, halt.deadline)
     wanted = min(total, count if count is not None else max(1, round(total * (share if share is not None else 1.0))))
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     report = VerifyReport(frames=total, seed=seed)
@@ -213,44 +211,55 @@ def verify_sample(
     progress.begin("verifying a sample")
     check = FrameCheck(image, index, store, halt)
     try:
-        found = list(check_frames(index, check, map(int, numbers), report, settings, progress, halt))
-        for finding in _with_files(index, found, halt):
-            report.add(finding)
+        found: list[Finding] = []
+        counts = np.zeros(total, np.uint8)  # of what is wrong with each frame
+        for finding in check_frames(index, check, map(int, numbers), report, settings, progress, halt):
+            if finding.frame is not None:
+                counts[finding.frame] += 1
+            if len(found) < FINDINGS_MAX:
+                found.append(finding)
+        if found:
+            _add_with_files(index, found, counts, report, halt)
     finally:
         halt.stop()
     return report
 
 
-def _with_files(index: Index, findings: list[Finding], halt: Halt) -> Iterator[Finding]:
-    """The same findings, each for every place in a file that the frame is used in."""
-    if not findings:
-        return
-    numbers = np.array(sorted({finding.frame for finding in findings if finding.frame is not None}), np.uint32)
+def _add_with_files(
+    index: Index, findings: list[Finding], counts: npt.NDArray[np.uint8], report: VerifyReport, halt: Halt
+) -> None:
+    """Add findings to the report, each for every place in a file that its frame is used in.
+
+    `counts` (frames,): how many findings each frame has, those that are not in the list too.
+    """
+    listed = np.zeros(len(counts), np.bool_)
+    listed[np.array([finding.frame for finding in findings if finding.frame is not None], np.int64)] = True
+    used = np.zeros(len(counts), np.bool_)
     places: dict[int, list[tuple[int, int]]] = {}
-    count = 0
+    left = FINDINGS_MAX
+    total = 0
     for table in index.tables(Part.EXTENTS, halt.deadline):
-        rows = table[np.isin(table["frame"], numbers)]
+        rows = table[table["frame"] < len(counts)]
+        rows = rows[counts[rows["frame"]] > 0]
+        used[rows["frame"]] = True
+        total += int(counts[rows["frame"]].sum(dtype=np.int64))
+        rows = rows[listed[rows["frame"]]][:left]
+        left -= len(rows)
         for inode, extent in zip(rows["inode"].tolist(), extents_of(rows), strict=True):
-            if extent.frame is not None and count < PLACES_MAX:
+            if extent.frame is not None:
                 places.setdefault(extent.frame, []).append((inode, extent.file_offset))
-                count += 1
+    total += int(counts[~used].sum(dtype=np.int64))
+    before = report.findings_count
     paths = Paths(index, halt.deadline)
     for finding in findings:
-        uses = places.get(finding.frame, []) if finding.frame is not None else []
-        for inode, offset in uses:
-            yield Finding(
-                what=finding.what,
-                why=finding.why,
-                path=paths.of(index.entry(inode, halt.deadline)),
-                file_offset=offset,
-                frame=finding.frame,
-                pack=finding.pack,
-                pack_offset=finding.pack_offset,
-                length=finding.length,
-                origin=finding.origin,
-            )
-        if not uses:
-            yield finding
+        number = finding.frame
+        if number is None or not used[number]:
+            report.add(finding)
+            continue
+        for inode, offset in places.get(number, ()):
+            path = paths.of(index.entry(inode, halt.deadline))
+            report.add(replace(finding, path=path, file_offset=offset))
+    report.add_unlisted(before + total - report.findings_count)
 
 
 def verify_blobs(image: Image, settings: Settings, progress: Progress, report: VerifyReport) -> None:

@@ -148,7 +148,8 @@ class _Folder:
 
     def _digest(self, descriptor: int) -> bytes:
         hasher = blake3()
-        buffer = memoryview(bytearray(READ_BYTES))
+        # No longer than the file needs: filling it with zeros would cost a small one far more than reading it.
+        buffer = memoryview(bytearray(min(READ_BYTES, os.fstat(descriptor).st_size + 1)))
         while size := os.readv(descriptor, [buffer]):
             if self._halt.stopped:
                 raise Interrupted("stopped")

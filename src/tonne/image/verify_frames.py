@@ -42,12 +42,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one file: checked as a whole and found good, or why not."""
+    """What became of one file: checked as a whole and found good, or why not.
+
+    `findings_more` were found beside those that are listed.
+    """
 
     path: bytes
     good: bool
     size_bytes: int
     findings: tuple[Finding, ...] = ()
+    findings_more: int = 0
 
 
 @dataclass(slots=True)
@@ -73,6 +77,10 @@ class VerifyReport:
         self.findings_count += 1
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding)
+
+    def add_unlisted(self, count: int) -> None:
+        """Count findings that nobody kept."""
+        self.findings_count += count
 
 
 class FrameCheck:

@@ -24,7 +24,7 @@ _FAR_S = 10 * 365 * 86400.0
 class Halt:
     """Stops work that waits on a seam: the deadline it gives has no end until `stop`, and is over from then on.
 
-    Any thread may call.  Is a `Clock` itself, of which the time jumps when it is stopped.
+    Any thread may call.  Is a `Clock` itself, of which the time jumps when it is stopped; whoever sleeps wakes then.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -38,7 +38,7 @@ class Halt:
 
     @property
     def deadline(self) -> Deadline:
-        return Deadline(self._at_s, self)
+        return Deadline(self._at_s, self, wake=self._stopped)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -49,9 +49,9 @@ class Halt:
     def wall_s(self) -> float:
         return self._clock.wall_s()
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
         if not self._stopped.is_set():
-            self._clock.sleep(seconds)
+            self._clock.sleep(seconds, wake or self._stopped)
 
 
 class _Job(Generic[T, R]):

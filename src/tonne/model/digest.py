@@ -18,8 +18,6 @@ from tonne.errors import CorruptDocument
 _HEX_LENGTH = {"sha256": 64, "sha512": 128}
 _FORM = re.compile(r"(sha256|sha512):([0-9a-f]+)\Z")
 
-BLAKE3_BYTES = 32
-
 
 class Hasher(Protocol):
     """What hashlib and blake3 objects have in common."""

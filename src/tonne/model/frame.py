@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 FRAME_BYTES = 4 * 1024 * 1024  # the most content of a frame that we write: one request's worth, a coder's working set
 FRAME_BYTES_MAX = 64 * 1024 * 1024  # the most that we read: others' frames; bounds a decoder's memory
+FRAME_STORED_BYTES_MAX = FRAME_BYTES_MAX + 4096  # as stored; what a codec may add to content that it makes no smaller
 STRIPE_BYTES = 64 * 1024 * 1024  # the frames that start in the same one are owned and evicted together
 
 
@@ -39,7 +40,3 @@ class Frame:
     @property
     def end(self) -> int:
         return self.offset + self.stored_bytes
-
-    @property
-    def stripe(self) -> int:
-        return self.offset // STRIPE_BYTES

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from tonne.errors import BadReference, CorruptDocument
 from tonne.model.digest import Digest
+from tonne.quoting import without_userinfo
 
 _COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
@@ -46,17 +47,6 @@ class RegistryReference:
 
     def pinned(self, digest: Digest) -> RegistryReference:
         return replace(self, digest=digest)
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether the host is this machine: there, plain HTTP is the default."""
-        bare = self.host.rsplit(":", 1)[0] if re.search(r":[0-9]+\Z", self.host) else self.host
-        if bare.lower() == "localhost" or bare.lower().endswith(".localhost"):
-            return True
-        try:
-            return ipaddress.ip_address(bare.strip("[]")).is_loopback
-        except ValueError:
-            return False
 
     def __str__(self) -> str:
         text = self.origin
@@ -104,16 +94,25 @@ def parse_reference(text: str) -> Reference:
     ``oci:FOLDER[:TAG][@DIGEST]`` is a layout.  Anything else is ``HOST[:PORT]/REPOSITORY[:TAG][@DIGEST]``; the host may
     not be left out, except that names without one are refused with the Docker Hub spelling as advice.
     """
+    # What is quoted: a password may stand where none belongs.
+    quoted = text if text.startswith("oci:") else without_userinfo(text)
     if not text or len(text) > _INPUT_CHARS_MAX or any(ord(c) < 0x20 or c == "\x7f" for c in text):
         raise BadReference(
-            "not a reference", where=repr(text[:80]), why="it is empty, too long or has control characters"
+            "not a reference", where=repr(quoted[:80]), why="it is empty, too long or has control characters"
         )
     if text.startswith("oci:"):
         return _parse_layout(text)
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text):
-        scheme, _, rest = text.partition("://")
+        scheme, _, rest = quoted.partition("://")
+        rest = rest.removeprefix("…@")
         raise BadReference(
-            "not a reference", where=text, why="it is a URL", todo=f"leave out {scheme}://, write {rest}"
+            "not a reference", where=quoted, why="it is a URL", todo=f"leave out {scheme}://, write {rest}"
+        )
+    if "/" in (behind := text.rpartition("@")[2]) and behind != text:
+        raise BadReference(
+            "no user name or password belongs in a reference",
+            where=f"…@{behind}",
+            todo=f"write {behind}, and log in with `docker login` or set TONNE_USERNAME and TONNE_PASSWORD",
         )
     rest, digest = _split_digest(text)
     host, slash, path = rest.partition("/")
@@ -170,7 +169,7 @@ def _split_digest(text: str) -> tuple[str, Digest | None]:
         return rest, Digest.parse(tail)
     except CorruptDocument:
         raise BadReference(
-            "bad digest in the reference", where=tail, why="it is not sha256: and 64 hex digits"
+            "bad digest in the reference", where=tail.rpartition("@")[2], why="it is not sha256: and 64 hex digits"
         ) from None
 
 

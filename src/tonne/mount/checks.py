@@ -44,11 +44,11 @@ def check_fuse(device: Path = FUSE_DEVICE, uid: int | None = None) -> None:
 
 def check_point(point: Path) -> Path:
     """The mount point as a path without links; `BadMountPoint` when nothing can be mounted there."""
-    real = Path(os.path.realpath(point))
-    mounted = mount_at(real)
+    mounted = mount_at(point)
     if mounted is not None:
         what = f"{mounted.source} is mounted there already" if mounted.is_ours else "something is mounted there already"
         raise BadMountPoint(what, where=str(point), todo=f"tonne umount {point}" if mounted.is_ours else "")
+    real = Path(os.path.realpath(point))
     try:
         with os.scandir(real) as entries:
             if next(entries, None) is not None:

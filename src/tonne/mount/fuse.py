@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -57,8 +56,8 @@ def answered(handler: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, A
         except TonneError as error:
             args[0].quiet.tell(error)  # type: ignore[attr-defined]
             raise pyfuse3.FUSEError(errno.EIO) from None
-        except Exception:
-            args[0].log.exception("a defect in tonne")  # type: ignore[attr-defined]
+        except Exception as error:
+            args[0].quiet.defect(error)  # type: ignore[attr-defined]
             raise pyfuse3.FUSEError(errno.EIO) from None
 
     return guarded
@@ -75,12 +74,9 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(
-        self, view: View, owner: Owner, deadline_s: float, state: dict[str, Any], log: logging.Logger, quiet: Quiet
-    ) -> None:
+    def __init__(self, view: View, owner: Owner, deadline_s: float, state: dict[str, Any], quiet: Quiet) -> None:
         """`state`: what `STATE_NAME` gives on the root, as JSON."""
         super().__init__()
-        self.log = log
         self.quiet = quiet
         self._view = view
         self._owner = owner

@@ -15,7 +15,8 @@ import pyfuse3
 import trio
 
 from tonne.clock import Deadline
-from tonne.errors import LocalFailure, NoFuse, TonneError
+from tonne.durable import local_error
+from tonne.errors import DeadlineExceeded, NoFuse, TonneError
 from tonne.image.view import View
 from tonne.model.entry import ROOT_INODE
 from tonne.mount.attributes import Owner
@@ -51,7 +52,7 @@ def serve(view: View, plan: MountPlan, on_ready: Callable[[], None], log: loggin
     """
     # What cannot be read is told before there is a mount to take away again.
     view.entry(ROOT_INODE, Deadline.after(plan.deadline_s))
-    operations = Operations(view, plan.owner, plan.deadline_s, plan.state, log, quiet)
+    operations = Operations(view, plan.owner, plan.deadline_s, plan.state, quiet)
     try:
         pyfuse3.init(operations, str(plan.point), fuse_options(plan))
     except RuntimeError as error:
@@ -64,6 +65,7 @@ def serve(view: View, plan: MountPlan, on_ready: Callable[[], None], log: loggin
     try:
         trio.run(_run, plan, on_ready, log)
     finally:
+        quiet.close()
         pyfuse3.close(unmount=True)
 
 
@@ -113,14 +115,23 @@ async def _settle(
     plan: MountPlan, on_ready: Callable[[], None], failure: list[TonneError], log: logging.Logger
 ) -> None:
     """See the mount answer, and give the kernel larger read-ahead: it can only be raised once the mount is there."""
+    what = "the mount does not answer"
     try:
-        device = await trio.to_thread.run_sync(lambda: os.stat(plan.point).st_dev, abandon_on_cancel=True)
+        with trio.fail_after(plan.deadline_s):
+            device = await trio.to_thread.run_sync(_device_of, plan.point, abandon_on_cancel=True)
     except OSError as error:
-        failure.append(LocalFailure("the mount does not answer", where=str(plan.point), why=error.strerror or ""))
-        pyfuse3.terminate()
+        failure.append(local_error(error, what, str(plan.point), reading=True))
+    except trio.TooSlowError:
+        failure.append(DeadlineExceeded(what, where=str(plan.point), why=f"within {plan.deadline_s:g} s"))
+    else:
+        tune_kernel(device, log)
+        on_ready()
         return
-    tune_kernel(device, log)
-    on_ready()
+    pyfuse3.terminate()
+
+
+def _device_of(point: Path) -> int:
+    return os.stat(point).st_dev
 
 
 def tune_kernel(device: int, log: logging.Logger, bdi: Path = BDI, connections: Path = CONNECTIONS) -> None:

@@ -66,7 +66,16 @@ def mounts() -> list[Mounted]:
 
 def mount_at(point: str | os.PathLike[str]) -> Mounted | None:
     """The topmost mount whose mount point is exactly this path, links resolved; a stale one is found too."""
+    # What is mounted may hang for whoever looks at it, so first only the folders above are.
+    there = mounts()
+    above, name = os.path.split(os.fsencode(point).rstrip(b"/"))
+    if name not in (b"", b".", b".."):
+        found = _topmost(there, os.path.join(os.path.realpath(above), name))
+        if found is not None:
+            return found
     # Not `resolve(strict=True)`: a mount whose process has died cannot be looked into.
-    path = os.fsencode(os.path.realpath(point))
-    found = [mounted for mounted in mounts() if mounted.point == path]
-    return found[-1] if found else None
+    return _topmost(there, os.path.realpath(os.fsencode(point)))
+
+
+def _topmost(there: list[Mounted], point: bytes) -> Mounted | None:
+    return next((mounted for mounted in reversed(there) if mounted.point == point), None)

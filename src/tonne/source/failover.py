@@ -9,7 +9,7 @@ from typing import TypeVar
 from tonne.clock import Clock, Deadline
 from tonne.errors import Corrupt, DeadlineExceeded, LocalError, Missing, Refused, TonneError, Unavailable
 from tonne.model import Blob, Digest
-from tonne.source.seam import Check, Document, Priority, Source
+from tonne.source.seam import Check, Document, Priority, Source, Urgent
 
 REST_FIRST_S = 1.0  # a source that failed is asked last for so long: about what a restart behind a balancer takes
 REST_MAX_S = 60.0  # doubled up to this; never for ever, since what is down comes back
@@ -62,7 +62,7 @@ class FailoverSource:
         out: memoryview,
         deadline: Deadline,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> None:
         self._first(lambda source, until: source.read(blob, offset, out, until, check, priority), deadline)
 

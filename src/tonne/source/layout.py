@@ -12,15 +12,14 @@ import weakref
 from collections.abc import Callable, Iterator
 
 from tonne.clock import SYSTEM_CLOCK, Clock, Deadline
-from tonne.durable import DocumentDisk, OsDocumentDisk
+from tonne.durable import DocumentDisk, OsDocumentDisk, need_regular, open_regular, read_bounded
 from tonne.errors import CorruptBytes, CorruptDocument, MissingBlob, MissingManifest, MissingRepository, ShortBody
 from tonne.model import Blob, Digest, LayoutReference
 from tonne.source.layout_collect import only_through
-from tonne.source.layout_files import read_bounded
 from tonne.source.layout_folder import LayoutFolder, blob_path
 from tonne.source.layout_upload import LayoutUpload
 from tonne.source.references import listed_blobs, manifest_media_type, parse_object
-from tonne.source.seam import Check, Document, Priority, SinkFacts, check_range, deliver
+from tonne.source.seam import Check, Document, Priority, SinkFacts, Urgent, check_range, deliver
 from tonne.wire.oci import DOCUMENT_BYTES_MAX
 
 READ_BYTES = 16 * 1024 * 1024  # of one system call, so that the deadline is looked at in between
@@ -57,12 +56,12 @@ class LayoutRepository:
         out: memoryview,
         deadline: Deadline,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> None:
         check_range(blob, offset, out)
         deadline.check("no time left to read", self.origin)
         with self._folder.blob_errors(blob.digest):
-            descriptor = os.open(self._folder.blob(blob.digest), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(self._folder.blob(blob.digest))
             try:
                 self._fill(descriptor, blob, offset, out, deadline)
             finally:
@@ -72,7 +71,9 @@ class LayoutRepository:
     def size(self, digest: Digest, deadline: Deadline) -> int:
         deadline.check("no time left for a blob's length", self.origin)
         with self._folder.blob_errors(digest):
-            return os.stat(self._folder.blob(digest)).st_size
+            found = os.stat(self._folder.blob(digest))
+            need_regular(found, self._folder.blob(digest))
+            return found.st_size
 
     def manifest(self, name: str, deadline: Deadline) -> Document:
         deadline.check("no time left for a manifest", self.origin)

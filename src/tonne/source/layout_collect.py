@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tonne.durable import read_bounded
 from tonne.errors import Corrupt, CorruptDocument, LocalError, MissingBlob
 from tonne.model import Digest
-from tonne.source.layout_files import read_bounded
 from tonne.source.layout_folder import LayoutFolder
 from tonne.source.layout_index import LayoutIndex
 from tonne.source.references import LISTS, digests_within, listed_blobs, parse_object

@@ -1,4 +1,4 @@
-"""What a layout needs of the file system beyond the durable write: reading small files, making folders, a lock."""
+"""What a layout needs of the file system beyond the durable write: making folders, a lock."""
 
 from __future__ import annotations
 
@@ -34,13 +34,6 @@ def make_folders(disk: DocumentDisk, path: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
     sync_folder(disk, parent)
-
-
-def read_bounded(path: str, limit_bytes: int) -> bytes | None:
-    """A small file as a whole; None when it is longer than `limit_bytes`.  May raise OSError."""
-    with open(path, "rb") as file:
-        data = file.read(limit_bytes + 1)
-    return None if len(data) > limit_bytes else data
 
 
 @contextlib.contextmanager

@@ -13,10 +13,18 @@ import stat
 from collections.abc import Iterator
 
 from tonne.clock import Clock, Deadline
-from tonne.durable import DocumentDisk, local_errors, pwrite_all, sync_folder, write_document
+from tonne.durable import (
+    DocumentDisk,
+    local_errors,
+    open_regular,
+    pwrite_all,
+    read_bounded,
+    sync_folder,
+    write_document,
+)
 from tonne.errors import CorruptDocument, LocalFailure, MissingBlob, MissingRepository, TargetExists, Unsupported
 from tonne.model import Blob, Digest
-from tonne.source.layout_files import locked, make_folders, read_bounded, reading_errors
+from tonne.source.layout_files import locked, make_folders, reading_errors
 from tonne.source.layout_index import LayoutIndex
 from tonne.source.layout_upload import FOLDER, UploadFolder
 from tonne.source.references import parse_object
@@ -224,7 +232,7 @@ class LayoutFolder:
         hasher = blob.digest.hasher()
         buffer = memoryview(bytearray(HASH_BYTES))
         try:
-            with open(theirs, "rb", buffering=0) as file:
+            with open(open_regular(theirs), "rb", buffering=0) as file:
                 while count := file.readinto(buffer):
                     deadline.check("no time left to check a blob", self.origin)
                     hasher.update(buffer[:count])
@@ -238,7 +246,7 @@ class LayoutFolder:
         try:
             os.unlink(linked)
             os.link(theirs, linked)
-            with open(linked, "rb") as file:
+            with open(open_regular(linked), "rb") as file:
                 # Whoever wrote it may not have.
                 self.disk.fsync(file.fileno())
             # A rename, so that a blob that is there is never missing in between.
@@ -257,7 +265,7 @@ class LayoutFolder:
         session, descriptor = self.uploads.create()
         source = -1
         try:
-            source = os.open(theirs, os.O_RDONLY | os.O_CLOEXEC)
+            source = open_regular(theirs)
             done = 0
             while done < blob.size_bytes:
                 deadline.check("no time left to copy a blob", self.origin)

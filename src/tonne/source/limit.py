@@ -7,7 +7,7 @@ from collections import deque
 
 from tonne.clock import Deadline
 from tonne.model import Blob, Digest
-from tonne.source.seam import Check, Document, Priority, Source
+from tonne.source.seam import Check, Document, Priority, Source, Urgent
 
 # How often a less urgent read may be passed over before it gets a place all the same.
 PASSED_MAX = 16
@@ -49,13 +49,13 @@ class LimitSource:
         out: memoryview,
         deadline: Deadline,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> None:
-        self._enter(priority, deadline)
+        waiter = self._enter(priority, deadline)
         try:
             self._source.read(blob, offset, out, deadline, check, priority)
         finally:
-            self._leave(priority)
+            self._leave(waiter)
 
     def size(self, digest: Digest, deadline: Deadline) -> int:
         return self._source.size(digest, deadline)
@@ -66,27 +66,39 @@ class LimitSource:
     def close(self) -> None:
         self._source.close()
 
-    def _enter(self, priority: Priority, deadline: Deadline) -> None:
-        waiter = _Waiter()
+    def _enter(self, priority: Urgent, deadline: Deadline) -> _Waiter:
         with self._lock:
-            self._waiting[priority].append(waiter)
+            waiter = _Waiter(priority.now)
+            self._waiting[waiter.priority].append(waiter)
             self._admit()
         try:
-            while not waiter.event.wait(deadline.left_s()):
-                deadline.check("no place became free in time", self.origin)
+            with priority.watched(lambda: self._move_up(waiter, priority.now)):
+                self._move_up(waiter, priority.now)  # it may have risen before it was watched
+                while not waiter.event.wait(deadline.left_s()):
+                    deadline.check("no place became free in time", self.origin)
         except BaseException:
             with self._lock:
                 if waiter.event.is_set():
                     # The place came together with the deadline: it goes to the next.
-                    self._busy[priority] -= 1
+                    self._busy[waiter.priority] -= 1
                     self._admit()
                 else:
-                    self._waiting[priority].remove(waiter)
+                    self._waiting[waiter.priority].remove(waiter)
             raise
+        return waiter
 
-    def _leave(self, priority: Priority) -> None:
+    def _move_up(self, waiter: _Waiter, priority: Priority) -> None:
+        """Somebody more urgent waits for the same read.  One that has its place keeps it, and counts as it did."""
         with self._lock:
-            self._busy[priority] -= 1
+            if not waiter.event.is_set() and priority < waiter.priority:
+                self._waiting[waiter.priority].remove(waiter)
+                waiter.priority = priority
+                self._waiting[priority].append(waiter)
+                self._admit()
+
+    def _leave(self, waiter: _Waiter) -> None:
+        with self._lock:
+            self._busy[waiter.priority] -= 1
             self._admit()
 
     def _admit(self) -> None:
@@ -117,7 +129,8 @@ class LimitSource:
 class _Waiter:
     """Identity matters: two waiters are never equal."""
 
-    __slots__ = ("event",)
+    __slots__ = ("event", "priority")
 
-    def __init__(self) -> None:
+    def __init__(self, priority: Priority) -> None:
         self.event = threading.Event()
+        self.priority = priority

@@ -12,7 +12,7 @@ from tonne.clock import Deadline
 from tonne.errors import CorruptBytes, MissingBlob, MissingManifest, MissingRepository, SessionLost, TonneError
 from tonne.model import Blob, Digest
 from tonne.source.references import listed_blobs
-from tonne.source.seam import Check, Document, Priority, SinkFacts, check_range, deliver
+from tonne.source.seam import Check, Document, Priority, SinkFacts, Urgent, check_range, deliver
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,10 @@ class MemoryRepository:
         out: memoryview,
         deadline: Deadline,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> None:
         check_range(blob, offset, out)
-        self._enter(Asked("read", str(blob.digest), offset, out.nbytes, priority), deadline)
+        self._enter(Asked("read", str(blob.digest), offset, out.nbytes, priority.now), deadline)
         with self._lock:
             data = self._blob(blob.digest)
             out[:] = data[offset : offset + out.nbytes]

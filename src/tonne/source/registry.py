@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 from tonne.clock import SYSTEM_CLOCK, Clock, Deadline
 from tonne.errors import (
-    Corrupt,
     CorruptBytes,
     CorruptDocument,
     Missing,
@@ -23,6 +22,7 @@ from tonne.errors import (
     ProtocolError,
     Refused,
     SessionLost,
+    TonneError,
     TooLarge,
     Unavailable,
     Unsupported,
@@ -32,7 +32,7 @@ from tonne.settings import NetworkSettings
 from tonne.source.quirks import facts_of
 from tonne.source.registry_calls import RepositoryCalls, with_query
 from tonne.source.registry_upload import RegistryUpload
-from tonne.source.seam import Check, Document, Priority, SinkFacts, check_range, deliver
+from tonne.source.seam import CANCEL_S, Check, Document, Priority, SinkFacts, Urgent, check_range, deliver
 from tonne.transport.bodies import MemoryBody, StreamBody
 from tonne.transport.documents import parse_object
 from tonne.transport.failures import Kind
@@ -42,7 +42,6 @@ from tonne.wire.oci import DOCKER_LIST_TYPE, DOCKER_MANIFEST_TYPE, INDEX_TYPE, M
 
 ACCEPT = ", ".join((MANIFEST_TYPE, INDEX_TYPE, DOCKER_MANIFEST_TYPE, DOCKER_LIST_TYPE))
 CHUNK_BYTES_MIN_MAX = 64 * 1024 * 1024  # chunks are held in memory; who wants longer ones gets one PUT a blob
-CANCEL_S = 5.0  # for telling the registry of a session that is given up
 TAG_PAGE = 1000  # tags asked for at once; registries may give fewer
 TAG_PAGES_MAX = 100_000  # ends a list that never does
 _VAGUE_TYPES = frozenset(("", "application/json", "text/plain", "application/octet-stream"))
@@ -68,11 +67,6 @@ class RegistryRepository:
     def origin(self) -> str:
         return self._where
 
-    @property
-    def registry(self) -> Registry:
-        """What other repositories of the same registry may share."""
-        return self._registry
-
     def close(self) -> None:
         """Close the connections, unless the registry is shared."""
         if self._owned:
@@ -87,7 +81,7 @@ class RegistryRepository:
         out: memoryview,
         deadline: Deadline,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> None:
         """See `Source.read`.  The bytes go from libcurl's buffer straight into `out`."""
         check_range(blob, offset, out)
@@ -195,20 +189,26 @@ class RegistryRepository:
         tries = self._calls.backoff.tries(self._registry.clock, deadline)
         while True:
             upload = self.start(deadline)
-            if begun is not None:
-                begun(upload.token)
+            stored = False
+            failure: TonneError | None = None
             try:
+                if begun is not None:
+                    begun(upload.token)
                 self._put_once(blob, chunks, deadline, upload)
+                stored = True
+            except (Unavailable, SessionLost, CorruptBytes) as error:
+                # Wrong bytes without a status are the caller's: what was to be sent is not what it should be.
+                if isinstance(error, CorruptBytes) and "status" not in error.fields:
+                    raise
+                # Perhaps only the answer was lost.
+                stored = error.retryable and self.has(blob.digest, deadline) == blob.size_bytes
+                failure = error
+            finally:
+                if not stored:
+                    upload.cancel(Deadline.after(CANCEL_S, self._registry.clock))
+            if stored or failure is None:
                 return
-            except (Unavailable, Corrupt, Missing, Refused) as error:
-                sent_wrongly = isinstance(error, CorruptBytes) and "status" in error.fields
-                if not (sent_wrongly or isinstance(error, (Unavailable, SessionLost))):
-                    upload.cancel(deadline.sooner(CANCEL_S))
-                    raise  # what was to be sent is wrong or missing, or it is not wanted
-                if error.retryable and self.has(blob.digest, deadline) == blob.size_bytes:
-                    return  # only the answer was lost
-                upload.cancel(deadline.sooner(CANCEL_S))
-                tries.failed(error)
+            tries.failed(failure)
 
     def put_manifest(self, name: str, document: Document, deadline: Deadline) -> None:
         limit_bytes = self._facts.manifest_bytes_max
@@ -367,8 +367,8 @@ def open_registry(
 ) -> RegistryRepository:
     """The repository that a reference names.
 
-    `registry` shares the connections and tokens of another repository of the same host; it is then not closed with
-    this one.  Nothing is asked before the first call.
+    `registry` is shared with other repositories of the same host, and not closed with this one.  Nothing is asked
+    before the first call.
     """
     if registry is not None:
         return RegistryRepository(reference, registry, owned=False)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from tonne.clock import Clock, Deadline
 from tonne.errors import Corrupt, TonneError
 from tonne.model import Blob, Digest
-from tonne.source.seam import Check, Document, Priority, Source
+from tonne.source.seam import Check, Document, Priority, Source, Urgent
 from tonne.transport.backoff import Backoff
 
 # Wrong bytes that come three times in a row are stored so; more tries would only load the source.
@@ -44,7 +44,7 @@ class RetrySource:
         out: memoryview,
         deadline: Deadline,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> None:
         self._repeat(lambda: self._source.read(blob, offset, out, deadline, check, priority), deadline)
 

@@ -9,14 +9,19 @@ Errors: `Missing` (it is not there), `Corrupt` (wrong bytes; thrown away), `Unav
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from tonne.clock import Deadline
 from tonne.errors import TonneError
 from tonne.model import Blob, Digest
+
+CANCEL_S = 5.0  # for telling a sink of a session that is given up, whatever ended the work: its deadline may be over
 
 Check = Callable[[memoryview], None]
 """Called with the filled buffer before a read returns; raises `Corrupt` when the bytes are not what they must be.
@@ -47,12 +52,72 @@ def deliver(out: memoryview, check: Check | None, origin: str) -> None:
         raise
 
 
+class Urgent(Protocol):
+    """How urgent a read is: a `Priority`, or a `RisingPriority` where others may come to wait for the same read."""
+
+    @property
+    def now(self) -> Priority: ...
+
+    def watched(self, told: Callable[[], None]) -> AbstractContextManager[None]:
+        """Have `told` called whenever `now` has become more urgent, until the end of the block."""
+
+
 class Priority(enum.IntEnum):
     """Who waits: a blocked reader, read-ahead for one, or nobody."""
 
     DEMAND = 0
     AHEAD = 1
     BACKGROUND = 2
+
+    @property
+    def now(self) -> Priority:
+        return self
+
+    def watched(self, told: Callable[[], None]) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class RisingPriority:
+    """The priority of a read that others join: it becomes that of the most urgent of them.
+
+    Any thread may call.  `told` of `watched` is called without the lock, by the thread that lets it rise.
+    """
+
+    def __init__(self, first: Priority) -> None:
+        self._lock = threading.Lock()
+        self._now = first
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def now(self) -> Priority:
+        return self._now
+
+    def rise(self, priority: Priority) -> None:
+        """Be as urgent as that, if it is not already."""
+        with self._lock:
+            if priority >= self._now:
+                return
+            self._now = priority
+            watchers = list(self._watchers)
+        for told in watchers:
+            told()
+
+    @contextlib.contextmanager
+    def watched(self, told: Callable[[], None]) -> Iterator[None]:
+        with self._lock:
+            self._watchers.append(told)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watchers.remove(told)
+
+    @contextlib.contextmanager
+    def following(self, other: Urgent) -> Iterator[None]:
+        """Rise with another one, from what it is now on."""
+        with other.watched(lambda: self.rise(other.now)):
+            self.rise(other.now)  # it may have risen before it was watched
+            yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +143,7 @@ class Source(Protocol):
         out: memoryview,
         deadline: Deadline,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> None:
         """Fill all of `out` with the blob's bytes from `offset`, run `check` on it, return.
 

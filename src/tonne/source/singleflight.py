@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tonne.clock import Deadline
 from tonne.errors import Corrupt, DeadlineExceeded, TonneError
 from tonne.model import Blob, Digest
-from tonne.source.seam import Check, Document, Priority, Source, check_range, deliver
+from tonne.source.seam import Check, Document, Priority, RisingPriority, Source, Urgent, check_range, deliver
 
 _Key = tuple[Digest, int, int]
 
@@ -21,8 +21,8 @@ class SingleFlight:
     its outcome is given out, so nothing is remembered, neither bytes nor failures.
 
     Followers run their own checks on their own copies.  They get the leader's error, except where it may concern the
-    leader alone: its deadline (then they ask again) and what its check says (then each reads for itself).  A read joins
-    only a flight that is at least as urgent; else a reader would wait behind read-ahead that is still in a queue.
+    leader alone: its deadline (then they ask again) and what its check says (then each reads for itself).  A follower
+    that is more urgent makes the flight so: a reader must not wait behind read-ahead that is still in a queue.
     """
 
     def __init__(self, source: Source) -> None:
@@ -47,20 +47,22 @@ class SingleFlight:
         out: memoryview,
         deadline: Deadline,
         check: Check | None = None,
-        priority: Priority = Priority.DEMAND,
+        priority: Urgent = Priority.DEMAND,
     ) -> None:
         check_range(blob, offset, out)
         key = (blob.digest, offset, out.nbytes)
 
-        def ask() -> None:
-            self._source.read(blob, offset, out, deadline, check, priority)
+        def ask(urgency: Urgent = priority) -> None:
+            self._source.read(blob, offset, out, deadline, check, urgency)
 
         while True:
-            flight, seat = self._board(key, out, priority)
+            flight, seat = self._board(key, out, priority.now)
             if seat is None:
-                self._fly(key, flight, out, ask)
+                with flight.priority.following(priority):
+                    self._fly(key, flight, out, ask)
                 return
-            flight.wait(seat, deadline, self.origin)
+            with flight.priority.following(priority):
+                flight.wait(seat, deadline, self.origin)
             if seat.error is None:
                 try:
                     deliver(out, check, self.origin)
@@ -88,23 +90,21 @@ class SingleFlight:
         """The flight to wait for and a seat in it, or a new flight to lead and None."""
         with self._lock:
             flight = self._flights.get(key)
-            if flight is not None and flight.priority <= priority:
+            if flight is not None:
                 return flight, flight.board(out)
             flight = self._flights[key] = _Flight(priority)
             return flight, None
 
-    def _fly(self, key: _Key, flight: _Flight, out: memoryview, ask: Callable[[], None]) -> None:
+    def _fly(self, key: _Key, flight: _Flight, out: memoryview, ask: Callable[[Urgent], None]) -> None:
         error: BaseException | None = None
         try:
-            ask()
+            ask(flight.priority)
         except BaseException as failure:
             error = failure
             raise
         finally:
             with self._lock:
-                # A more urgent flight may have taken the place meanwhile.
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+                del self._flights[key]
             # Nobody boards any more; the leader's buffer may change as soon as this returns.
             flight.land(out, error)
 
@@ -124,7 +124,7 @@ class _Flight:
     """A read under way.  `_seats` is guarded by `_lock`; nobody boards after `land`, see `SingleFlight`."""
 
     def __init__(self, priority: Priority) -> None:
-        self.priority = priority
+        self.priority = RisingPriority(priority)
         self._seats: list[_Seat] = []
         self._lock = threading.Lock()
 

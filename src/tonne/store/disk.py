@@ -5,17 +5,16 @@ Sources: fallocate(2), flock(2), lseek(2), fdatasync(2); Linux only.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import errno
 import fcntl
 import os
 from collections.abc import Sequence
 from typing import Protocol
 
+from tonne.allocation import punch, reserve
 from tonne.durable import DocumentDisk, OsDocumentDisk
 
-_FALLOC_FL_KEEP_SIZE = 0x01
-_FALLOC_FL_PUNCH_HOLE = 0x02
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
@@ -26,6 +25,12 @@ class Disk(DocumentDisk, Protocol):
         """Bytes read, 0 at the end of the file."""
 
     def fdatasync(self, descriptor: int) -> None: ...
+
+    def uncache(self, descriptor: int, offset: int, length: int) -> None:
+        """Let the page cache go of bytes that are on the disk."""
+
+    def reserve(self, descriptor: int, offset: int, length: int) -> None:
+        """Take room for bytes that are about to be written, if that helps; fails only where the disk is full."""
 
     def punch(self, descriptor: int, offset: int, length: int) -> None:
         """Make a hole, which reads as zeros and takes no room; the file's size stays."""
@@ -39,6 +44,9 @@ class Disk(DocumentDisk, Protocol):
     def unlock(self, descriptor: int) -> None: ...
 
     def stat(self, path: str) -> os.stat_result: ...
+
+    def touch(self, path: str, mtime_s: float) -> None:
+        """Set the time of a file, in seconds since the epoch."""
 
     def listdir(self, path: str) -> list[str]: ...
 
@@ -54,22 +62,21 @@ class Disk(DocumentDisk, Protocol):
 class OsDisk(OsDocumentDisk):
     """The operating system's disk."""
 
-    def __init__(self) -> None:
-        # os.posix_fallocate cannot punch; ctypes lets the GIL go during the call.
-        self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate64
-        self._fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-
     def preadv(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         return os.preadv(descriptor, buffers, offset)
 
     def fdatasync(self, descriptor: int) -> None:
         os.fdatasync(descriptor)
 
+    def uncache(self, descriptor: int, offset: int, length: int) -> None:
+        with contextlib.suppress(OSError):  # advice
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+
+    def reserve(self, descriptor: int, offset: int, length: int) -> None:
+        reserve(descriptor, offset, length)
+
     def punch(self, descriptor: int, offset: int, length: int) -> None:
-        while self._fallocate(descriptor, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length):
-            number = ctypes.get_errno()
-            if number != errno.EINTR:
-                raise OSError(number, os.strerror(number))
+        punch(descriptor, offset, length)
 
     def next_data(self, descriptor: int, offset: int) -> int | None:
         try:
@@ -91,6 +98,9 @@ class OsDisk(OsDocumentDisk):
 
     def stat(self, path: str) -> os.stat_result:
         return os.stat(path)
+
+    def touch(self, path: str, mtime_s: float) -> None:
+        os.utime(path, (mtime_s, mtime_s), follow_symlinks=False)
 
     def listdir(self, path: str) -> list[str]:
         return os.listdir(path)

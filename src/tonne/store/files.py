@@ -5,7 +5,8 @@ FOLDER/lock                        locked by the process that evicts
 FOLDER/documents/sha256-HEX        small blobs and manifests as a whole
 FOLDER/blobs/sha256-HEX/data       the blob, sparse; locked (flock) by whoever changes anything in this folder
                         records    what is in it (tonne.store.records)
-                        used       the last use of each stripe: u64 milliseconds since the epoch, little endian
+                        used       16 bytes a stripe, little endian: u64 its last use in milliseconds since the epoch,
+                                   u64 how many of its first bytes are of a frame that starts in the stripe before
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import errno
 import os
 import struct
 from dataclasses import dataclass
+from typing import Self
 
 from tonne.errors import CorruptDocument
 from tonne.model import Digest
 from tonne.model.frame import STRIPE_BYTES
 from tonne.store.disk import Disk
 
-STAMP = struct.Struct("<Q")
+USE = struct.Struct("<QQ")  # a stripe's last use, its lead
+STAMP = struct.Struct("<Q")  # either of them
+LEAD_PLACE = STAMP.size  # of the lead in a stripe's record
+_USE_PAGE = 256  # stripes of which the use is read at once
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_BLOCK_BYTES_MAX = 128 * 1024  # NFS says what it likes to be asked for; no local file system has larger blocks
 ATTEMPTS = 8  # another process may forget the blob between our calls, hardly ever more than once
 
 
@@ -107,35 +113,83 @@ def read_all(disk: Disk, descriptor: int, offset: int, out: memoryview) -> int:
     return done
 
 
-def stripes_with_data(disk: Disk, folder: str) -> list[tuple[int, int]]:
-    """(last use in milliseconds, stripe) of each stripe of a blob that takes room; 0 where the use is not known."""
+def block_bytes(status: os.stat_result) -> int:
+    """What a file takes room by: a part of a block cannot be given back."""
+    return min(max(status.st_blksize, 1), _BLOCK_BYTES_MAX)
+
+
+def paths_in(disk: Disk, folder: str) -> list[str]:
+    """What a folder holds; nothing when it is not there."""
+    try:
+        return [os.path.join(folder, name) for name in disk.listdir(folder)]
+    except FileNotFoundError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class UsedStripe:
+    """A stripe of a blob that takes room: the bytes of the frames that start in it."""
+
+    used_ms: int  # 0 where it is not known
+    start: int
+    end: int
+
+
+def stripes_with_data(disk: Disk, folder: str) -> list[UsedStripe] | None:
+    """The stripes of a blob that take room; None when there is no such blob."""
     try:
         data = disk.open(os.path.join(folder, "data"), os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return []
+        return None
     try:
-        stripes: list[int] = []
-        found = disk.next_data(data, 0)
-        while found is not None:
-            stripes.append(found // STRIPE_BYTES)
-            found = disk.next_data(data, (stripes[-1] + 1) * STRIPE_BYTES)
+        block = block_bytes(disk.stat_open(data))
+        stripes: list[UsedStripe] = []
+        with _Uses(disk, os.path.join(folder, "used")) as uses:
+            found = disk.next_data(data, 0)
+            while found is not None:
+                stripe = uses.stripe_at(found)
+                # The blocks at its borders may be those of its neighbours alone: then it has no stamp.
+                inner = disk.next_data(data, -(-stripe.start // block) * block)
+                if stripe.used_ms or (inner is not None and inner < stripe.end // block * block):
+                    stripes.append(stripe)
+                found = disk.next_data(data, stripe.end)
+        return stripes
     finally:
         disk.close(data)
-    stamps = _stamps(disk, os.path.join(folder, "used"), stripes[-1] + 1) if stripes else b""
-    return [(STAMP.unpack_from(stamps, stripe * STAMP.size)[0], stripe) for stripe in stripes]
 
 
-def _stamps(disk: Disk, path: str, count: int) -> bytearray:
-    """The file's first `count` stamps, zeros where it has none."""
-    stamps = bytearray(count * STAMP.size)
-    try:
-        used = disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return stamps
-    try:
-        read_all(disk, used, 0, memoryview(stamps))
-    except OSError:
-        return bytearray(count * STAMP.size)
-    finally:
-        disk.close(used)
-    return stamps
+class _Uses:
+    """Reads a blob's file `used`, a page at a time; what it does not say counts as 0.  For one thread."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._used = -1
+        self._page: tuple[int, bytearray] = (-1, bytearray())
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(OSError):
+            self._used = self._disk.open(self._path, os.O_RDONLY | os.O_NOFOLLOW)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        close_all(self._disk, [self._used])
+
+    def stripe_at(self, offset: int) -> UsedStripe:
+        """The stripe that a byte belongs to."""
+        number = offset // STRIPE_BYTES
+        if number and offset < number * STRIPE_BYTES + self._of(number)[1]:
+            number -= 1
+        used_ms, lead = self._of(number)
+        return UsedStripe(used_ms, number * STRIPE_BYTES + lead, (number + 1) * STRIPE_BYTES + self._of(number + 1)[1])
+
+    def _of(self, stripe: int) -> tuple[int, int]:
+        """Last use and lead."""
+        page, place = divmod(stripe, _USE_PAGE)
+        if self._page[0] != page:
+            self._page = page, bytearray(_USE_PAGE * USE.size)
+            if self._used >= 0:
+                with contextlib.suppress(OSError):
+                    read_all(self._disk, self._used, page * _USE_PAGE * USE.size, memoryview(self._page[1]))
+        used_ms, lead = USE.unpack_from(self._page[1], place * USE.size)
+        return used_ms, lead if lead <= STRIPE_BYTES else 0

@@ -21,13 +21,13 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 from tonne.clock import Clock
 from tonne.durable import pwrite_all, sync_folder
 from tonne.errors import Locked
 from tonne.store.disk import Disk
-from tonne.store.files import BlobFiles, read_all
+from tonne.store.files import BlobFiles, block_bytes, read_all
 from tonne.store.known import Known
 from tonne.store.ranges import NOTHING, ByteRanges
 from tonne.store.records import DROPPED, DURABLE, WRITTEN, LogKey
@@ -36,6 +36,7 @@ from tonne.store.stamps import Stamps
 LOCK_WAIT_S = 2.0  # holders work for milliseconds; a reader must not wait long for a cache
 _POLL_FIRST_S = 0.0002
 _POLL_MAX_S = 0.01
+_SYNC_ATTEMPTS = 3  # where others write the log anew meanwhile
 _READ_ATTEMPTS = 3  # of a read that something was taken away under
 
 
@@ -102,11 +103,13 @@ class HeldBlob:
             assert files is not None
             if self._known.held.has(offset, data.nbytes):
                 return 0
-            self.touch(offset, data.nbytes)
+            self.touch(offset)
+            self._stamps.lead(files.used, offset, offset + data.nbytes)
             if len(self._known.beyond):
                 # The file is about to grow: what lies behind its end would become zeros that are claimed.
                 self._append(DROPPED, self._known.beyond)
                 self._known.beyond = NOTHING
+            self._disk.reserve(files.data, offset, data.nbytes)
             pwrite_all(self._disk, files.data, data, offset)
             written = ByteRanges.one(offset, data.nbytes)
             self._append(WRITTEN, written)
@@ -131,54 +134,74 @@ class HeldBlob:
         When the disk fails, what was to be synced is claimed no more: Linux marks such pages clean, and may lose them.
         """
         with self._sync_turn:
-            with self._state:
-                files = self._known.files
-                if files is None or not len(self._known.pending):
+            for _ in range(_SYNC_ATTEMPTS):
+                if self._sync_once():
                     return
-                self._known.syncing, self._known.pending = self._known.pending, NOTHING
-                syncing = self._known.syncing
-            try:
-                try:
-                    if self._known.is_fresh:
-                        sync_folder(self._disk, self.folder)
-                        sync_folder(self._disk, os.path.dirname(self.folder))
-                        self._known.is_fresh = False
-                    self._disk.fdatasync(files.data)
-                except FileNotFoundError:
-                    with self._state:
-                        self._known.refresh()  # the folder is gone: forgotten by another process
-                    return
-                except OSError:
-                    with self._state:
-                        self._known.syncing = NOTHING
-                    self._give_up(syncing)
-                    raise
-                records = self._record_synced()
-            finally:
-                with self._state:
-                    self._known.pending |= self._known.syncing & self._known.held
-                    self._known.syncing = NOTHING
-            if records is not None:
-                self._disk.fdatasync(records)
 
-    def punch(self, ranges: ByteRanges) -> tuple[int, int]:
-        """Take bytes away.  (bytes freed, bytes that the data still takes on the disk)."""
+    def _sync_once(self) -> bool:
+        """False when another process wrote the log anew meanwhile, so that what was synced is to be synced again."""
+        with self._state:
+            files = self._known.files
+            if files is None or not len(self._known.pending):
+                return True
+            self._known.syncing, self._known.pending = self._known.pending, NOTHING
+            syncing = self._known.syncing
+        try:
+            try:
+                if self._known.is_fresh:
+                    sync_folder(self._disk, self.folder)
+                    sync_folder(self._disk, os.path.dirname(self.folder))
+                    self._known.is_fresh = False
+                self._disk.fdatasync(files.data)
+            except FileNotFoundError:
+                with self._state:
+                    self._known.refresh()  # the folder is gone: forgotten by another process
+                return True
+            except OSError:
+                with self._state:
+                    self._known.syncing = NOTHING
+                self._give_up(syncing)
+                raise
+            records = self._record_synced()
+        finally:
+            with self._state:
+                self._known.pending |= self._known.syncing & self._known.held
+                self._known.syncing = NOTHING
+        if records is None:
+            with self._state:
+                return not len(self._known.pending & syncing)
+        self._disk.fdatasync(records)
+        # Whoever asked for these bytes has them, and a mount's readers have them in the page cache of the mount:
+        # they need not be there twice.
+        for start, end in syncing:
+            self._disk.uncache(files.data, start, end - start)
+        return True
+
+    def punch(self, ranges: ByteRanges) -> int:
+        """Take bytes away, and what lies in the same blocks of the disk and is not held.  How many bytes it freed."""
         with self._alone(create=False) as files:
             if files is None:
-                return 0, 0
+                return 0
             self._must_be_writable(files)
             before = self._blocks_bytes(files)
-            self._append(DROPPED, ranges)
+            block = block_bytes(self._disk.stat_open(files.data))
+            blocks = ByteRanges(ranges.starts // block * block, -(-ranges.ends // block) * block)
+            holes = ranges | (blocks - self._known.held)
+            self._append(DROPPED, holes)
             self._disk.fdatasync(self._known.log.descriptor)
             sync_folder(self._disk, self.folder)
-            for start, end in ranges:
+            for start, end in holes:
                 self._disk.punch(files.data, start, end - start)
+            for start, end in ranges:
                 self._stamps.clear(files.used, start, end)
             after = self._blocks_bytes(files)
-        return max(0, before - after), after
+        return max(0, before - after)
 
-    def forget(self) -> int:
-        """Remove everything; where the log is there, that needs no room on the disk.  How many bytes it freed."""
+    def forget(self, *, only_empty: bool = False) -> int:
+        """Remove everything; where the log is there, that needs no room on the disk.  How many bytes it freed.
+
+        `only_empty`: leave it where anything is held.
+        """
         if not self._has_data():
             # An empty folder, from a process that was killed here; others may be making a file in it.
             with contextlib.suppress(OSError):
@@ -187,6 +210,8 @@ class HeldBlob:
         # Made anew where the log is missing: only under the lock of complete files may anything be removed.
         with self._alone(create=True) as files:
             assert files is not None
+            if only_empty and len(self._known.held):
+                return 0
             freed = self._blocks_bytes(files)
             self._disk.unlink(self._known.path("records"))
             # Else an old log could come back after a crash, and another blob's file of that name with it.
@@ -225,39 +250,11 @@ class HeldBlob:
             sync_folder(self._disk, self.folder)
         return True
 
-    def verify(self, frames: Iterable[tuple[int, int]], is_right: Callable[[int, memoryview], bool]) -> ByteRanges:
-        """Read ranges (offset, length) whatever the records say, and make the records say what is right.
-
-        The blob is locked meanwhile, so a call should be about a stripe's worth.  `is_right` gets the place in the
-        list.  Returns the ranges that are right.
-        """
-        right, wrong = NOTHING, NOTHING
-        if not self._has_data():
-            return NOTHING
-        with self._alone(create=True) as files:
-            assert files is not None
-            for number, (offset, length) in enumerate(frames):
-                out = memoryview(bytearray(length))
-                one = ByteRanges.one(offset, length)
-                if read_all(self._disk, files.data, offset, out) == length and is_right(number, out):
-                    right |= one
-                else:
-                    wrong |= one
-            wrong = wrong - right
-            if len(wrong & self._known.held):
-                self._append(DROPPED, wrong)
-            new = right - self._known.held
-            if len(new):
-                self._append(WRITTEN, new)
-            with self._state:
-                self._known.pending |= new
-        return right
-
-    def touch(self, offset: int, length: int) -> None:
-        """Note that the stripes of a range are in use."""
+    def touch(self, offset: int) -> None:
+        """Note that the stripe of what begins there is in use."""
         files = self._known.files
         if files is not None and files.used >= 0:
-            self._stamps.touch(files.used, offset, length)
+            self._stamps.touch(files.used, offset)
 
     def close_retired(self) -> None:
         """Close files that were replaced; called when no other call runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tonne.store.held import HeldBlob
 from tonne.store.records import LogKey
 
 OPEN_BLOBS_MAX = 128  # three descriptors each; a process has 1,024 where nobody raised the limit
+DESCRIPTORS_A_BLOB = 3
 
 
 class OpenedBlobs:
@@ -30,6 +32,8 @@ class OpenedBlobs:
         self._boot_id = boot_id
         self._clock = clock
         self._blobs_max = blobs_max
+        # The other half is for connections and for whatever else the process has open.
+        self._full = max(blobs_max, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // DESCRIPTORS_A_BLOB)
         self._lock = threading.Lock()
         self._held: OrderedDict[Digest, HeldBlob] = OrderedDict()
         self._is_closed = False
@@ -39,13 +43,15 @@ class OpenedBlobs:
         """A blob, which is not closed before the end of the block."""
         with self._lock:
             held = self._held.get(digest)
+            is_new = held is None
             if held is None:
                 folder = os.path.join(self._folder, name_of(digest))
                 held = HeldBlob(self._disk, folder, LogKey.of(digest, self._boot_id), self._clock)
                 self._held[digest] = held
-                self._close_idle()
             self._held.move_to_end(digest)
             held.pins += 1
+            if is_new:  # pinned by now: all others may be busy, and this one is not to be closed in their place
+                self._close_idle()
         try:
             yield held
         finally:
@@ -66,6 +72,10 @@ class OpenedBlobs:
     def is_crowded(self) -> bool:
         """Whether more are open than should be, because they wait to be synced."""
         return len(self._held) > self._blobs_max
+
+    def is_full(self) -> bool:
+        """Whether so many wait to be synced that descriptors may run out: nothing more may be written."""
+        return len(self._held) > self._full
 
     def _close_idle(self) -> None:
         excess = len(self._held) - self._blobs_max

@@ -80,14 +80,6 @@ class ByteRanges:
         rest = ByteRanges(np.append(low, other.ends), np.append(other.starts, high))
         return self & rest
 
-    def covers(self, starts: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:
-        """For each range of the arrays (n,) whether all of it is in the set; an empty range is."""
-        if not len(self):
-            return np.asarray(ends <= starts)
-        at = np.searchsorted(self.starts, starts, side="right") - 1
-        held = (at >= 0) & (ends <= self.ends[np.maximum(at, 0)])
-        return np.asarray(held | (ends <= starts))
-
     def has(self, offset: int, length: int) -> bool:
         """Whether all of one range is in the set."""
         at = int(self.starts.searchsorted(offset, side="right")) - 1
@@ -134,4 +126,3 @@ def _merged(starts: Offsets, ends: Offsets) -> tuple[Offsets, Offsets]:
 
 
 NOTHING = ByteRanges()
-EVERYTHING = ByteRanges.one(0, np.iinfo(np.int64).max)

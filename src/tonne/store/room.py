@@ -33,6 +33,7 @@ class Room:
         self._measured_bytes: int | None = None
         self._taken_bytes = 0  # allowed, and not on the disk yet
         self._written_bytes = 0  # since the last measurement began
+        self._refused_bytes = 0  # the largest request since the last eviction for which there was no room
         self._is_disk_full = False
 
     def wants_measuring(self) -> bool:
@@ -48,6 +49,8 @@ class Room:
             before = self._taken_bytes + self._written_bytes
             used = (self._measured_bytes or 0) + before + size_bytes
             if used > limit:
+                if size_bytes <= limit:
+                    self._refused_bytes = max(self._refused_bytes, size_bytes)
                 return Verdict(False, True)
             self._taken_bytes += size_bytes
             step = max(1, limit // _MEASURE_PART)
@@ -78,11 +81,13 @@ class Room:
         """What to evict down to, when so much is used; None: nothing is to be evicted."""
         with self._lock:
             was_full, self._is_disk_full = self._is_disk_full, False
+            refused_bytes, self._refused_bytes = self._refused_bytes, 0
         target: int | None = None
         if was_full:
             target = max(0, used_bytes - max(used_bytes // _MAKE_ROOM_PART, STRIPE_BYTES))
         limit = self._limit_bytes
-        if limit is not None and used_bytes > limit - limit // _HEADROOM_PART:
-            within = limit - 2 * (limit // _HEADROOM_PART)
+        if limit is not None and used_bytes > limit - max(limit // _HEADROOM_PART, refused_bytes):
+            # In a small store one request may be more than the headroom.
+            within = limit - max(2 * (limit // _HEADROOM_PART), refused_bytes)
             target = within if target is None else min(target, within)
         return target

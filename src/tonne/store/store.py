@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Self
 
-from tonne.clock import SYSTEM_CLOCK, Clock, Deadline
+from tonne.clock import SYSTEM_CLOCK, Clock
 from tonne.durable import write_document
 from tonne.errors import TonneError, UnknownVersion
-from tonne.model import Blob, Digest, blake3_of
-from tonne.model.frame import STRIPE_BYTES
+from tonne.model import Blob, Digest
 from tonne.settings import CacheSettings
 from tonne.store.collection import Collector, Usage, measure
 from tonne.store.disk import Disk, OsDisk
-from tonne.store.files import name_of, read_all
+from tonne.store.documents import Documents, read_file
 from tonne.store.opened import OpenedBlobs
 from tonne.store.room import Room
 from tonne.store.stored import StoreAccess, StoredBlob
@@ -23,7 +21,6 @@ from tonne.store.syncer import Syncer
 from tonne.store.trouble import Troubles
 
 VERSION: Final = 1
-DOCUMENT_BYTES_MAX = 64 * 1024 * 1024  # what is read as one piece elsewhere
 _VERSION_WORDS = b"tonne store "
 
 
@@ -53,9 +50,17 @@ class Store:
         # Without a boot id no process trusts what another wrote before it was synced.
         boot_id = boot_id or f"{os.getpid()} {clock.wall_s()}"
         self._opened = OpenedBlobs(disk, os.path.join(self.folder, "blobs"), boot_id, clock)
+        self._documents = Documents(disk, os.path.join(self.folder, "documents"), clock)
         self._collector = Collector(disk, self.folder, self._opened.pinned, clock)
         self._syncer = Syncer(self._sync_one, self._tidy, settings.sync_s)
-        self._access = StoreAccess(self._opened.pinned, self._troubles, self._may_write, self._wrote, self._sync_one)
+        self._access = StoreAccess(
+            self._opened.pinned,
+            self._troubles,
+            self._may_write,
+            self._wrote,
+            self._sync_one,
+            self._documents.still_used,
+        )
 
     @classmethod
     def open(
@@ -76,7 +81,7 @@ class Store:
 
     def _check_version(self) -> None:
         path = os.path.join(self.folder, "version")
-        found = self._read_file(path, 4096) or b""
+        found = read_file(self._disk, path, 4096) or b""
         number = found.removeprefix(_VERSION_WORDS).strip()
         if found.startswith(_VERSION_WORDS) and number.isdigit():
             if int(number) != VERSION:
@@ -86,6 +91,7 @@ class Store:
                     why=f"it has version {int(number)}, this tonne knows {VERSION}",
                     todo="upgrade tonne, or choose another folder with --cache or TONNE_CACHE",
                 )
+            self._collector.remove_parts()
             return
         for name in ("blobs", "documents"):
             self._disk.makedirs(os.path.join(self.folder, name))
@@ -99,14 +105,8 @@ class Store:
 
     def document(self, digest: Digest) -> bytes | None:
         """A document that was kept, verified; None when it is not there."""
-        path = self._document_path(digest)
-        data: bytes | None = None
-        with self._troubles.quiet("a cached document cannot be read", path):
-            data = self._read_file(path, DOCUMENT_BYTES_MAX)
-        if data is None or digest.matches(data):
-            return data
-        with contextlib.suppress(OSError):
-            self._disk.unlink(path)
+        with self._troubles.quiet("a cached document cannot be read", self._documents.path(digest)):
+            return self._documents.read(digest)
         return None
 
     def keep_document(self, digest: Digest, data: bytes) -> None:
@@ -115,11 +115,9 @@ class Store:
             raise ValueError(f"the document does not have the digest {digest}")
         if not self._may_write(len(data)):
             return
-        path = self._document_path(digest)
         try:
-            with self._troubles.quiet("a document cannot be cached", path, writing=True):
-                self._disk.makedirs(os.path.dirname(path))
-                write_document(path, data, self._disk, durable=False)
+            with self._troubles.quiet("a document cannot be cached", self._documents.path(digest), writing=True):
+                self._documents.keep(digest, data)
         finally:
             self._room.written(len(data))
 
@@ -137,42 +135,13 @@ class Store:
         return Usage()
 
     def evict(self, target_bytes: int) -> int:
-        """Evict the least recently used stripes until the store takes at most so much; the bytes freed.
+        """Evict the least recently used stripes and documents until the store takes at most so much; the bytes freed.
 
         What was used within the last seconds stays.
         """
         with self._troubles.quiet("the cache cannot be trimmed", self.folder):
             return self._collector.evict(target_bytes)
         return 0
-
-    def forget(self, blob: Blob) -> None:
-        """Remove all that is kept of a blob."""
-        with (
-            self._troubles.quiet("a cached blob cannot be removed", str(blob.digest)),
-            self._opened.pinned(blob.digest) as held,
-        ):
-            held.forget()
-
-    def scan(self, blob: Blob, frames: Iterable[tuple[int, int, bytes]], deadline: Deadline) -> int:
-        """Verify what is on the disk of a blob's frames, (offset, length, BLAKE3), and record what is right.
-
-        For a store that lost its records, and to find rot before a reader does.  How many bytes are right.  Raises
-        `DeadlineExceeded`; what was verified before is recorded.
-        """
-        where = str(blob.digest)
-        stripes: dict[int, list[tuple[int, int, bytes]]] = {}
-        for frame in frames:
-            stripes.setdefault(frame[0] // STRIPE_BYTES, []).append(frame)
-        right_bytes = 0
-        for batch in stripes.values():
-            deadline.check("scanning the cache", where)
-            with (
-                self._troubles.quiet("a cached blob cannot be scanned", where),
-                self._opened.pinned(blob.digest) as held,
-            ):
-                right_bytes += held.verify([frame[:2] for frame in batch], _is_right(batch)).size_bytes
-                self._syncer.wrote(blob.digest, is_urgent=False)
-        return right_bytes
 
     def close(self) -> None:
         """Sync, end the thread, close the files.  Idempotent; no calls afterwards."""
@@ -190,7 +159,7 @@ class Store:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _may_write(self, size_bytes: int) -> bool:
-        if self._is_closed or self._troubles.is_paused():
+        if self._is_closed or self._troubles.is_paused() or self._opened.is_full():
             return False
         if self._room.wants_measuring():
             self._measure()
@@ -233,22 +202,3 @@ class Store:
             self._troubles.resume()
             self._measure()
         return freed_bytes > 0
-
-    def _document_path(self, digest: Digest) -> str:
-        return os.path.join(self.folder, "documents", name_of(digest))
-
-    def _read_file(self, path: str, limit_bytes: int) -> bytes | None:
-        try:
-            descriptor = self._disk.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return None
-        try:
-            out = bytearray(min(self._disk.stat_open(descriptor).st_size, limit_bytes + 1))
-            count = read_all(self._disk, descriptor, 0, memoryview(out))
-            return bytes(out[:count]) if count <= limit_bytes else None
-        finally:
-            self._disk.close(descriptor)
-
-
-def _is_right(frames: list[tuple[int, int, bytes]]) -> Callable[[int, memoryview], bool]:
-    return lambda number, data: blake3_of(data) == frames[number][2]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from tonne.durable import local_error
 from tonne.errors import LocalError
@@ -26,6 +23,7 @@ class StoreAccess:
     may_write: Callable[[int], bool]
     wrote: Callable[[Digest, int, int], None]  # after `may_write`: the blob, the same size, how much waits to be synced
     sync: Callable[[Digest], None]
+    used: Callable[[], None]  # something was read
 
 
 class StoredBlob:
@@ -49,8 +47,9 @@ class StoredBlob:
             with self._store.pinned(self._blob.digest) as held:
                 if not held.read(offset, out):
                     return False
-                held.touch(offset, out.nbytes)
-                return True
+                held.touch(offset)
+            self._store.used()
+            return True
         except OSError as error:
             self._store.troubles.report(local_error(error, "cached bytes cannot be read", where), writing=False)
         except LocalError as error:
@@ -58,17 +57,15 @@ class StoredBlob:
         self.drop(offset, out.nbytes)  # else nobody would write them again
         return False
 
-    def holds(self, ranges: Sequence[tuple[int, int]] | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which ranges (offset, length) are there; an array of int64 (n, 2) is quickest.  No data is read."""
-        asked = np.asarray(ranges, np.int64).reshape(-1, 2)
-        return self._held().covers(asked[:, 0], asked[:, 0] + asked[:, 1])
-
     def held_bytes(self) -> int:
         """How many bytes of the blob are there."""
         return self._held().size_bytes
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Keep bytes that the caller has verified.  Above the store's limit, and after trouble, nothing is kept."""
+        """Keep bytes that the caller has verified.  Above the store's limit, and after trouble, nothing is kept.
+
+        All of them are of frames that start in the same stripe, and are evicted with it.
+        """
         self._check(offset, data.nbytes)
         store, digest = self._store, self._blob.digest
         if not data.nbytes or not store.may_write(data.nbytes):

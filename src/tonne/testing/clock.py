@@ -9,6 +9,8 @@ EPOCH_S = 1_700_000_000.0  # an arbitrary day in 2023, so that virtual dates loo
 # How long a test waits in real time for a thread to reach its sleep, before it fails.
 PATIENCE_S = 10.0
 
+WAKE_POLL_S = 0.02
+
 
 class VirtualClock:
     """A `tonne.clock.Clock` whose time is a number.
@@ -41,7 +43,7 @@ class VirtualClock:
         with self._changed:
             return EPOCH_S + self._now_s - self._began_s
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
         if seconds <= 0:
             return
         with self._changed:
@@ -52,7 +54,9 @@ class VirtualClock:
                 return
             self._sleepers.append(wake_s)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._now_s >= wake_s)
+            # An event cannot notify the condition, so it is looked at now and then.
+            while self._now_s < wake_s and not (wake is not None and wake.is_set()):
+                self._changed.wait(None if wake is None else WAKE_POLL_S)
             self._sleepers.remove(wake_s)
 
     def advance(self, seconds: float) -> None:

@@ -41,7 +41,9 @@ from tonne.wire.root import RECORD_OF, IndexBuilder, Pack, Part, Totals
 
 PACKS_AIM = 1_200  # the pack size is doubled while there would be more, up to a limit
 PACK_BYTES = 4 * 1024**3
-PACK_BYTES_MAX = 8 * 1024**3  # a longer body takes more than ten seconds to hash; 50 TB are 6,000 of these
+PACK_BYTES_MAX = (
+    16 * 1024**3
+)  # a longer body takes more than ten seconds to hash; 50 TB are 3,000 of these, or a file each
 _HASH_THREADS = 2
 _MTIME_NS = 1_700_000_000_000_000_000
 

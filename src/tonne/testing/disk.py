@@ -29,6 +29,8 @@ CALLS = (
     "preadv",
     "fsync",
     "fdatasync",
+    "uncache",
+    "reserve",
     "punch",
     "next_data",
     "lock",
@@ -36,6 +38,7 @@ CALLS = (
     "rename",
     "unlink",
     "stat",
+    "touch",
     "listdir",
     "makedirs",
     "rmdir",
@@ -236,6 +239,16 @@ class FaultyDisk:
         step = Step("fdatasync", opened.path, opened.inode)
         self._changing("fdatasync", step, lambda: self._inner.fdatasync(descriptor))
 
+    def uncache(self, descriptor: int, offset: int, length: int) -> None:
+        with self._lock:
+            self._enter("uncache", self._opened[descriptor].path)
+            self._inner.uncache(descriptor, offset, length)
+
+    def reserve(self, descriptor: int, offset: int, length: int) -> None:
+        with self._lock:
+            self._enter("reserve", self._opened[descriptor].path)
+            self._inner.reserve(descriptor, offset, length)
+
     def punch(self, descriptor: int, offset: int, length: int) -> None:
         opened = self._opened[descriptor]
         step = Step("punch", opened.path, opened.inode, offset, length=length)
@@ -290,6 +303,10 @@ class FaultyDisk:
     def stat(self, path: str) -> os.stat_result:
         self._note("stat", path)
         return self._inner.stat(path)
+
+    def touch(self, path: str, mtime_s: float) -> None:
+        self._note("touch", path)
+        self._inner.touch(path, mtime_s)
 
     def listdir(self, path: str) -> list[str]:
         self._note("listdir", path)

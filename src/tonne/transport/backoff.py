@@ -44,7 +44,7 @@ class Tries:
         """Wait before the next attempt, or raise `error` when there is none.
 
         There is none when the error is not retryable, the attempts are used up, the other side asks to wait longer
-        than the policy allows, or the deadline would pass during the wait.
+        than the policy allows, the deadline would pass during the wait, or nobody wants the answer any more.
         """
         self._failures += 1
         if not error.retryable or self._failures >= self._policy.attempts:
@@ -58,4 +58,6 @@ class Tries:
         left_s = self._deadline.left_s()
         if left_s is not None and wait_s >= left_s:
             raise error
-        self._clock.sleep(wait_s)
+        self._clock.sleep(wait_s, self._deadline.wake)
+        if self._deadline.expired():
+            raise error

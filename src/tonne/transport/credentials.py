@@ -1,7 +1,6 @@
 """Who we are to a registry: from the settings, docker's configuration file, or a credential helper.
 
-Sources: docker/cli cli/config/configfile (file format), docker/docker-credential-helpers (the helper protocol: the
-server's name on standard input, JSON on standard output).
+Source: docker/cli cli/config/configfile (file format).
 """
 
 from __future__ import annotations
@@ -9,21 +8,19 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
-import subprocess
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tonne.clock import Deadline
-from tonne.errors import BadSettings, DeadlineExceeded
+from tonne.errors import BadSettings
 from tonne.settings import NetworkSettings
+from tonne.transport.helper import ask_helper
 
 CONFIG_BYTES_MAX = 4 * 1024 * 1024  # docker's file has a few KiB
-HELPER_TIMEOUT_S = 60.0  # a helper may ask a cloud's API; none may wait for a person
 HUB_HOSTS = frozenset(("docker.io", "index.docker.io", "registry-1.docker.io"))
 HUB_KEY = "https://index.docker.io/v1/"  # what docker calls its own registry, in the file and to helpers
-_HELPER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _TOKEN_USER = "<token>"  # the user name with which a helper says that the secret is an identity token
 
 
@@ -82,7 +79,8 @@ def _keys(host: str) -> list[str]:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        # Not only regular files: /dev/null is how some say that there is none.  A fifo is not waited for.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             data = file.read(CONFIG_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -115,33 +113,8 @@ def _from_entry(entry: dict[str, Any], path: Path) -> Credentials | None:
 
 
 def _ask_helper(name: str, server: str, deadline: Deadline) -> Credentials | None:
-    program = f"docker-credential-{name}"
-    if not _HELPER_NAME.match(name):
-        raise BadSettings("a credential helper has an impossible name", where=name[:80])
-    left_s = deadline.left_s()
-    timeout_s = HELPER_TIMEOUT_S if left_s is None else min(HELPER_TIMEOUT_S, left_s)
-    try:
-        done = subprocess.run(
-            [program, "get"], input=server.encode(), capture_output=True, timeout=timeout_s, check=False
-        )
-    except FileNotFoundError:
-        raise BadSettings("a credential helper is not installed", where=program) from None
-    except subprocess.TimeoutExpired:
-        if deadline.expired():
-            raise DeadlineExceeded("a credential helper did not answer in time", where=program) from None
-        raise BadSettings("a credential helper did not answer", where=program, why=f"within {timeout_s:g} s") from None
-    except OSError as error:
-        raise BadSettings("a credential helper cannot be run", where=program, why=error.strerror or "") from None
-    if done.returncode != 0:
-        said = (done.stdout + b" " + done.stderr).decode("utf-8", "replace").strip()
-        if "credentials not found" in said.lower():
-            return None
-        raise BadSettings("a credential helper failed", where=program, why=" ".join(said.split())[:200])
-    try:
-        answer = json.loads(done.stdout)
-        username, secret = answer["Username"], answer["Secret"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise BadSettings("a credential helper gave no credentials that can be read", where=program) from None
-    if not isinstance(username, str) or not isinstance(secret, str) or not secret:
+    found = ask_helper(name, server, deadline)
+    if found is None:
         return None
+    username, secret = found
     return Credentials(identity_token=secret) if username == _TOKEN_USER else Credentials(username, secret)

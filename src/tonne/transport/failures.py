@@ -37,13 +37,11 @@ from tonne.errors import (
     Unreachable,
     Unsupported,
 )
+from tonne.quoting import without_secrets
 from tonne.transport.fields import Head, parse_retry_after
 
 MESSAGE_CHARS_MAX = 300
 _DETAIL_DIGESTS_MAX = 10_000  # blobs of one manifest that may be reported as unknown; beyond any manifest of 4 MiB
-_URL_QUERY = re.compile(r"(https?://[^\s?\"'<>]*)\?[^\s\"'<>]*", re.IGNORECASE)
-_SECRET = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _XML = re.compile(r"<(Code|Message)>([^<]{1,500})</\1>")
 _DIGEST = re.compile(r"(?:sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128})(?![0-9a-f])")
 
@@ -255,7 +253,6 @@ def _digests(text: str) -> tuple[str, ...]:
 
 def clean(text: str) -> str:
     """Somebody else's text, fit to be quoted in one line."""
-    text = _CONTROL.sub(" ", text[: 4 * MESSAGE_CHARS_MAX])
-    text = _URL_QUERY.sub(r"\1?…", text)
-    text = _SECRET.sub(r"\1 …", text).strip()
+    text = "".join(char if char.isprintable() else " " for char in text[: 4 * MESSAGE_CHARS_MAX])
+    text = without_secrets(" ".join(text.split()))
     return text if len(text) <= MESSAGE_CHARS_MAX else text[: MESSAGE_CHARS_MAX - 1] + "…"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from urllib.parse import urlencode, urlsplit
 
 from tonne.clock import Deadline
@@ -19,7 +19,7 @@ from tonne.transport.channel import Request
 from tonne.transport.client import Client, Collect
 from tonne.transport.credentials import Credentials, find_credentials
 from tonne.transport.documents import parse_object
-from tonne.transport.failures import Kind, from_status
+from tonne.transport.failures import Kind, clean, from_status
 from tonne.transport.fields import Head, is_loopback, split_origin
 
 TOKEN_BYTES_MAX = 64 * 1024
@@ -40,7 +40,7 @@ class _Realm:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    header: str
+    header: str = field(repr=False)
     renew_at_s: float  # on the client's clock
     expires_at_s: float
 
@@ -119,9 +119,7 @@ class Authorizer:
         except ValueError:
             scheme, hostname = "", ""
         if scheme != "https" and not (hostname and (self._network.plain_http or is_loopback(hostname))):
-            raise ProtocolError(
-                "the registry names no safe address for tokens", where=self._host, why=realm.partition("?")[0][:200]
-            )
+            raise ProtocolError("the registry names no safe address for tokens", where=self._host, why=clean(realm))
         return realm
 
     def _who(self, deadline: Deadline) -> Credentials:

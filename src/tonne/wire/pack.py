@@ -20,7 +20,7 @@ FEATURES_KNOWN = 0
 SALT_BYTES = 16
 _TRAILER = struct.Struct("<8sHHIQQ16s16x32s")
 TRAILER_BYTES = _TRAILER.size
-FRAMES_MAX = 1 << 24  # in one pack: 64 TiB in whole frames; bounds the footer at 1.5 GiB
+FRAMES_MAX = 65_536  # in one pack, however small they are stored: whoever writes or reads its footer holds 6 MiB
 assert TRAILER_BYTES == 96
 
 

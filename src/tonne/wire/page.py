@@ -11,12 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tonne.errors import CorruptIndex
 from tonne.model import Entry, Extent, Frame, Kind
 from tonne.model.entry import NAME_BYTES_MAX, TARGET_BYTES_MAX
-from tonne.wire.record import EXTENT, FRAME, NO_FRAME, TREE, Records, records
+from tonne.wire.record import EXTENT, NO_FRAME, TREE, Records, records
 
 PAGE_BYTES = 64 * 1024
 PAGE_BYTES_MAX = (
@@ -218,13 +216,6 @@ def valid_name(name: bytes) -> bool:
     return 0 < len(name) <= NAME_BYTES_MAX and name not in (b".", b"..") and b"/" not in name and b"\0" not in name
 
 
-def extent_record(inode: int, extent: Extent) -> tuple[int, int, int, int, int]:
-    """An extent as a record's fields.  A hole's length takes the frame offset's field as its upper 32 bits."""
-    if extent.frame is None:
-        return inode, extent.length & 0xFFFFFFFF, extent.file_offset, NO_FRAME, extent.length >> 32
-    return inode, extent.length, extent.file_offset, extent.frame, extent.frame_offset
-
-
 def extents_of(table: Records) -> list[Extent]:
     """Records as values, in their order."""
     found = []
@@ -251,19 +242,3 @@ def frame_of(number: int, record: Any) -> Frame:
         base=None if base == NO_FRAME else base,
         base_offset=int(record["base_offset"]),
     )
-
-
-def fill_frame(row: Any, frame: Frame) -> None:
-    """Write a value into a row of a `FRAME` table."""
-    row["pack"], row["stored_bytes"], row["offset"] = frame.pack, frame.stored_bytes, frame.offset
-    row["raw_bytes"], row["codec"], row["parameters"] = frame.raw_bytes, frame.codec, frame.parameters
-    row["base"] = NO_FRAME if frame.base is None else frame.base
-    row["base_offset"] = frame.base_offset
-    row["digest"] = np.void(frame.digest)
-
-
-def frame_table(frames: Sequence[Frame]) -> Records:
-    table = np.zeros(len(frames), FRAME)
-    for row, frame in zip(table, frames, strict=True):
-        fill_frame(row, frame)
-    return table

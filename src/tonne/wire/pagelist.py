@@ -36,14 +36,15 @@ class PageList:
 
     __slots__ = ("_heap", "_key_a", "_key_b", "table")
 
-    def __init__(self, table: Records, heap: bytes, pages_bytes: int, what: str) -> None:
+    def __init__(self, table: Records, heap: bytes, pages_bytes: int, item_bytes: int, what: str) -> None:
+        """`item_bytes`: the length of a record of the pages that are listed."""
         self.table = table
         self._heap = heap
         self._key_a = np.ascontiguousarray(table["key_a"])
         self._key_b = np.ascontiguousarray(table["key_b"])
-        self._check(pages_bytes, what)
+        self._check(pages_bytes, item_bytes, what)
 
-    def _check(self, pages_bytes: int, what: str) -> None:
+    def _check(self, pages_bytes: int, item_bytes: int, what: str) -> None:
         table = self.table
         stored = table["stored_bytes"].astype(np.uint64)
         wrong = (
@@ -53,11 +54,13 @@ class PageList:
             | (stored > PAGE_BYTES_MAX)
             | (table["raw_bytes"] > PAGE_BYTES_MAX)
             | (table["records"] == 0)
+            | (table["records"].astype(np.uint64) * np.uint64(item_bytes) > table["raw_bytes"])
             | ~np.isin(table["codec"], _CODECS)
             | (table["name_offset"].astype(np.uint64) + table["name_bytes"] > len(self._heap))
         )
         a, b = self._key_a, self._key_b
         ordered = (a[1:] > a[:-1]) | ((a[1:] == a[:-1]) & (b[1:] > b[:-1]))
+        ordered &= table["offset"][1:] >= (table["offset"] + stored)[:-1]
         if bool(np.any(wrong)) or not bool(np.all(ordered)):
             raise CorruptIndex("a list of pages breaks the format", where=what)
 
@@ -144,10 +147,13 @@ def _list_page(rows: Sequence[PageAddress]) -> RawPage:
     return RawPage(rows[0].key_a, rows[0].key_b, len(rows), table + heap, rows[0].name)
 
 
-def parse_list(data: bytes | memoryview, count: int, pages_bytes: int, what: str) -> PageList:
-    """A list page, or a list in the root: `count` records and the heap behind them."""
+def parse_list(data: bytes | memoryview, count: int, pages_bytes: int, item_bytes: int, what: str) -> PageList:
+    """A list page, or a list in the root: `count` records and the heap behind them.
+
+    What is listed has records of `item_bytes`, and lies in a pages blob of `pages_bytes`.
+    """
     table = records(data, PAGE, count, what)
-    return PageList(table, bytes(data[count * PAGE.itemsize :]), pages_bytes, what)
+    return PageList(table, bytes(data[count * PAGE.itemsize :]), pages_bytes, item_bytes, what)
 
 
 def check_page(records_in_page: int, record: np.dtype[Any], data: bytes, what: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from tonne.errors import CorruptIndex, UnknownVersion
 from tonne.model import Blob, Digest, blake3_of
+from tonne.wire.pack import FRAMES_MAX
 from tonne.wire.page import RawPage
 from tonne.wire.pagelist import PageAddress, PageList, encode_list, list_pages, parse_list
 from tonne.wire.record import CONTENT, EXTENT, FRAME, NUMBER_MAX, PACK, PAGE, PART, TREE, Records, records
@@ -44,12 +45,9 @@ RECORD_OF = {Part.TREE: TREE, Part.EXTENTS: EXTENT, Part.FRAMES: FRAME, Part.CON
 
 
 class PackKind(enum.IntEnum):
-    """Whose bytes a pack is."""
+    """Whose bytes a pack is.  Nothing here reads the other kinds that the format names."""
 
     OURS = 1
-    TAR_LAYER = 2
-    RAW_LAYER = 3
-    OBJECT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,6 @@ class Pack:
     used_bytes: int
     kind: PackKind = PackKind.OURS
     salt: bytes = bytes(16)
-    key: int = 0
 
     @property
     def blob(self) -> Blob:
@@ -179,7 +176,7 @@ class IndexBuilder:
     ) -> bytes:
         pack_table = np.zeros(len(packs), PACK)
         for row, pack in zip(pack_table, packs, strict=True):
-            row["kind"], row["flags"], row["key"], row["size"] = int(pack.kind), 1, pack.key, pack.size_bytes
+            row["kind"], row["flags"], row["size"] = int(pack.kind), 1, pack.size_bytes
             row["first_frame"], row["frames"], row["used_bytes"] = pack.first_frame, pack.frames, pack.used_bytes
             row["digest"], row["salt"] = np.void(bytes.fromhex(pack.digest.hex)), np.void(pack.salt)
         packs_offset = _HEADER.size
@@ -273,6 +270,8 @@ def _parse_packs(table: Records) -> tuple[Pack, ...]:
             raise UnknownVersion("the image has packs of a kind that this tonne does not know", why=f"kind {kind}")
         if not int(row["flags"]) & 1:
             raise UnknownVersion("the image has packs without a digest, which this tonne cannot read")
+        if int(row["key"]):
+            raise UnknownVersion("the image has sealed packs, which this tonne cannot read", why=f"key {row['key']}")
         pack = Pack(
             digest=Digest("sha256", row["digest"].tobytes().hex()),
             size_bytes=int(row["size"]),
@@ -281,8 +280,9 @@ def _parse_packs(table: Records) -> tuple[Pack, ...]:
             used_bytes=int(row["used_bytes"]),
             kind=PackKind(kind),
             salt=row["salt"].tobytes(),
-            key=int(row["key"]),
         )
+        if pack.frames > FRAMES_MAX:
+            raise CorruptIndex("a pack has more frames than it may have", where=str(pack.digest))
         if pack.first_frame != first or pack.first_frame + pack.frames > NUMBER_MAX:
             raise CorruptIndex("the pack table's frame numbers leave gaps")
         first += pack.frames
@@ -297,7 +297,8 @@ def _parse_part(data: bytes, row: np.void, part: Part, depth: int, pages_bytes: 
     end = start + count * PAGE.itemsize + int(row["heap_bytes"])
     if end > len(data) or start > end:
         raise CorruptIndex("a list of pages is cut short", where=part.name.lower())
-    pages = parse_list(data[start:end], count, pages_bytes, part.name.lower())
+    item_bytes = RECORD_OF[part].itemsize if depth == 1 else PAGE.itemsize
+    pages = parse_list(data[start:end], count, pages_bytes, item_bytes, part.name.lower())
     total = int(row["records"])
     if depth == 1 and int(pages.table["records"].sum(dtype=np.uint64)) != total:
         raise CorruptIndex("a part's pages do not add up to its records", where=part.name.lower())

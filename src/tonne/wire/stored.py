@@ -8,6 +8,7 @@ from tonne.errors import CorruptBytes, CorruptIndex
 from tonne.model import Codec, blake3_of
 
 PAGE_LEVEL = 3  # half of a page is digests, which no level makes smaller; the rest packs well at any level
+# No option sets it, so the first word of the encoder's name stands for it: another level needs another word.
 
 
 def store_page(data: bytes) -> tuple[Codec, bytes]:

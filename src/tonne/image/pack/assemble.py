@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -166,7 +166,7 @@ class IndexAssembler:
         numbering = self._numbering
         for base, first, used in zip(numbering.bases, numbering.base_firsts, self._base_used, strict=True):
             pack = base.pack
-            yield Pack(pack.digest, pack.size_bytes, first, pack.frames, used, pack.kind, pack.salt, pack.key)
+            yield replace(pack, first_frame=first, used_bytes=used)
         for new, first, stored in zip(numbering.new, numbering.new_firsts, self._new_stored, strict=True):
             yield Pack(new.blob.digest, new.blob.size_bytes, first, new.count, stored)
 

@@ -24,7 +24,7 @@ from tonne.image.pack.options import SMALL_BYTES
 from tonne.image.pack.rows import BLOCK_ROWS, Rows
 from tonne.model import Blob, Digest, Kind
 from tonne.wire.record import CONTENT, NO_FRAME, Records
-from tonne.wire.root import Pack, PackKind, Part
+from tonne.wire.root import Pack, Part
 
 NOWHERE = 0xFFFFFFFE  # a small file of which the frame is not known
 SMALL = np.dtype([("digest", "V32"), ("id", "<u4"), ("offset", "<u4"), ("length", "<u4")])
@@ -91,7 +91,7 @@ class Bases:
                 if place is None and next_id + pack.frames < BASE_BIT:
                     place = known[pack.digest] = len(self.packs)
                     little = pack.used_bytes * USED_SHARE < pack.size_bytes
-                    usable = False if pack.kind is not PackKind.OURS or little else None
+                    usable = False if little else None
                     self.packs.append(BasePack(pack, base, next_id, usable))
                     next_id += pack.frames
                 opened.packs.append(-1 if place is None else place)

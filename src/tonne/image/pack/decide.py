@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 from tonne.codec.frames import Encoder
-from tonne.errors import TooLarge
+from tonne.errors import FolderTooLarge
 from tonne.image.pack.base import Bases
 from tonne.image.pack.cell import Cell, Stored
 from tonne.image.pack.digests import DigestTable
@@ -98,7 +98,7 @@ class Decider:
     def _new(self, cell: Cell) -> int:
         n = cell.n = self._ledger.new_frame(cell.digest, cell.inode, cell.group, cell.offset)
         if n >= NEW_MAX:
-            raise TooLarge("the folder has more content than an image can hold")
+            raise FolderTooLarge("the folder has more content than an image can hold")
         self._seen.add(cell.digest, n)
         self.new_content_bytes += cell.length
         lane = self._lanes[lane_of(n)]

@@ -3,8 +3,8 @@
     pack/KEY.lock       held by the process that packs
     pack/KEY/journal    what is packed, against what, how: a run that differs in any of it starts over
     pack/KEY/bases      which packs of bases could be used, so that the next run decides alike
-    pack/KEY/lane-L     the pack that lane L is sending: where it begins, and the token of its upload
-    pack/KEY/index      the token of the upload of a part of the index
+    pack/KEY/uploads/   the token of each upload: of the pack that lane L is sending from its frame N on (lane-L-N), of
+                        parts of the index and of packs of bases (by digest)
     pack/KEY/packs/     a footer for each pack that was sent; lane, first frame, digest and size are its name
     pack/KEY/scratch/   tables of the run; emptied by the next one
 
@@ -13,7 +13,6 @@ Tokens may hold signed URLs: the folder is readable by its owner alone.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -23,12 +22,14 @@ from typing import Any
 
 from tonne.clock import Clock
 from tonne.durable import local_errors, write_document
-from tonne.errors import CorruptIndex, Locked, UnknownVersion
+from tonne.errors import CorruptDocument, CorruptIndex, UnknownVersion
+from tonne.image.locked_folder import LockedFolder
+from tonne.image.pack.places import n_of
+from tonne.image.upload_notes import UploadNotes
 from tonne.model import Blob, Digest
 from tonne.wire.pack import TRAILER_BYTES, parse_footer, parse_trailer
-from tonne.wire.record import Records
+from tonne.wire.record import FOOTER, Records
 
-SYNC_S = 2.0  # between synced tokens of a lane; after a power cut the newest may be lost, and then a session is
 _JOURNAL_BYTES_MAX = 64 * 1024 * 1024  # of one document; a footer of the most frames has 6 MiB
 
 
@@ -54,32 +55,32 @@ class SentPack:
         return parse_footer(data[:-TRAILER_BYTES], trailer, 0)
 
 
+def lane_key(lane: int, start: int) -> str:
+    """What the upload of a lane's pack is noted under; `start`: the lane's place of its first frame."""
+    return f"lane-{lane}-{start}"
+
+
 class Journal:
     """One packing's folder, locked.
 
-    `begin`, `bases` and `remove` are for the thread that packs; each lane's documents for that lane's thread.  After an
-    error the documents are as they were or as they should be.  After a crash: every document is whole; a sent pack that
+    Any thread may use `uploads` and note packs of its own lane; the rest is for the thread that packs.  After an error
+    the documents are as they were or as they should be.  After a crash: every document is whole; a sent pack that
     is listed may be missing at the target (its note is written just before the commit), so the next run asks.
     """
 
     def __init__(self, folder: Path, key: str, clock: Clock) -> None:
         """Make and lock the folder `folder`/`key`; `Locked` when another process has it."""
-        self._clock = clock
-        self._lock_path = folder / f"{key}.lock"
-        self._folder = folder / key
-        self._synced_s: dict[int, float] = {}
-        with local_errors("the journal's folder cannot be made", str(self._folder)):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = self._acquire()
-            try:
-                self._folder.mkdir(mode=0o700, exist_ok=True)
-                os.chmod(self._folder, 0o700)
+        self._locked = LockedFolder(folder, key, "the same folder is being packed to the same place")
+        self._folder = self._locked.path
+        try:
+            with local_errors("the journal's folder cannot be made", str(self._folder)):
                 self._packs.mkdir(exist_ok=True)
                 shutil.rmtree(self.scratch, ignore_errors=True)
                 self.scratch.mkdir()
-            except BaseException:
-                self._release()
-                raise
+            self.uploads = UploadNotes(self._folder / "uploads", clock)
+        except BaseException:
+            self._locked.close()
+            raise
 
     @property
     def scratch(self) -> Path:
@@ -89,29 +90,6 @@ class Journal:
     @property
     def _packs(self) -> Path:
         return self._folder / "packs"
-
-    def _acquire(self) -> int:
-        while True:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Who had it may have removed the file when it was done: then this lock is on nothing.
-                if os.path.exists(self._lock_path) and os.path.samestat(os.fstat(fd), os.stat(self._lock_path)):
-                    return fd
-            except BlockingIOError:
-                os.close(fd)
-                raise Locked("the same folder is being packed to the same place", where=str(self._lock_path)) from None
-            except FileNotFoundError:
-                pass
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
-
-    def _release(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
 
     # --- what is packed ---
 
@@ -162,15 +140,14 @@ class Journal:
             path = self._packs / name
             try:
                 lane, start, digest, size = name.split("-")
-                count = (path.stat().st_size - TRAILER_BYTES) // 96
+                with local_errors("a note of a pack cannot be read", str(path)):
+                    count = (path.stat().st_size - TRAILER_BYTES) // FOOTER.itemsize
                 pack = SentPack(int(lane), int(start), count, Blob(Digest("sha256", digest), int(size)), path)
                 pack.tables()
-            except (ValueError, CorruptIndex, UnknownVersion, OSError):
-                self._unlink(path)  # a remainder of a crash
-                continue
-            except Exception:
+            except (ValueError, CorruptIndex, CorruptDocument, UnknownVersion):
+                # A remainder of a crash.  Not where it could not be read just now: it stands for GiBs that were sent.
                 self._unlink(path)
-                raise
+                continue
             found.append(pack)
         return sorted(found, key=lambda pack: (pack.lane, pack.start))
 
@@ -183,40 +160,11 @@ class Journal:
     def forget_pack(self, pack: SentPack) -> None:
         self._unlink(pack.path)
 
-    def open_packs(self) -> dict[int, tuple[int, str]]:
-        """For each lane that was sending: the first frame of its pack, and the upload's token."""
-        found: dict[int, tuple[int, str]] = {}
-        for path in self._folder.glob("lane-*"):
-            document = self._document(path) or {}
-            start, token = document.get("start"), document.get("token")
-            if isinstance(start, int) and isinstance(token, str) and path.name[5:].isdigit():
-                found[int(path.name[5:])] = (start, token)
-        return found
-
-    def note_token(self, lane: int, start: int, token: str) -> None:
-        """Note how the pack that a lane is sending can be gone on with; after each chunk."""
-        now_s = self._clock.now_s()
-        durable = now_s - self._synced_s.get(lane, -SYNC_S) >= SYNC_S
-        if durable:
-            self._synced_s[lane] = now_s
-        data = json.dumps({"start": start, "token": token}).encode()
-        write_document(self._folder / f"lane-{lane}", data, durable=durable)
-
-    def forget_token(self, lane: int) -> None:
-        self._unlink(self._folder / f"lane-{lane}")
-
-    def note_index(self, token: str) -> None:
-        """Note the session that takes a part of the index, or one of a base's packs; it is not gone on with."""
-        # Not synced: registries forget sessions by themselves, in a week.
-        write_document(self._folder / "index", json.dumps({"token": token}).encode(), durable=False)
-
-    def index_token(self) -> str | None:
-        """The newest session of `note_index` by the run before."""
-        token = (self._document(self._folder / "index") or {}).get("token")
-        return token if isinstance(token, str) else None
-
-    def forget_index(self) -> None:
-        self._unlink(self._folder / "index")
+    def forget_from(self, n: int) -> None:
+        """Forget the packs that the new frame `n`, or one after it, may be in, or may have ended."""
+        for pack in self.sent():
+            if n_of(pack.lane, pack.end) >= n:
+                self.forget_pack(pack)
 
     @staticmethod
     def _unlink(path: Path) -> None:
@@ -227,17 +175,10 @@ class Journal:
 
     def remove(self) -> None:
         """All is done: leave nothing behind."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        with local_errors("the journal cannot be removed", str(self._lock_path)):
-            self._lock_path.unlink(missing_ok=True)
-        self._release()
-        try:
-            self._folder.parent.rmdir()  # succeeds only where nothing else is packed
-        except OSError:
-            pass
+        self._locked.remove()
 
     def close(self) -> None:
         """Give back the lock and keep the journal for another run, without the tables of this one.  Idempotent."""
-        if self._lock_fd >= 0:
+        if self._locked.held:
             shutil.rmtree(self.scratch, ignore_errors=True)
-        self._release()
+        self._locked.close()

@@ -8,10 +8,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from tonne.errors import SessionLost
+from tonne.image.blob_copy import cancel_noted
 from tonne.image.pack.cell import Cell, Stored
 from tonne.image.pack.flow import WAIT_S, Flow
-from tonne.image.pack.journal import Journal, SentPack
-from tonne.image.pack.places import ordinal_of
+from tonne.image.pack.journal import Journal, SentPack, lane_key
+from tonne.image.pack.places import n_of, ordinal_of, pack_takes
 from tonne.image.pack.remake import InputChanged
 from tonne.image.pack.writer import PackWriter
 from tonne.source.seam import Sink, SinkFacts, Upload
@@ -35,11 +36,9 @@ class Lane:
         remake: Callable[[int, range], Iterator[Stored]],
         pack_bytes: int,
         sent: Sequence[SentPack],
-        open_pack: tuple[int, str] | None,
         advance: Callable[[int], None],
     ) -> None:
-        """`sent`: packs of this lane that are at the sink already.  `open_pack`: first frame and token of one that is
-        there in part."""
+        """`sent`: packs of this lane that are at the sink already."""
         self.number = number
         self._sink = sink
         self._facts = facts
@@ -50,7 +49,6 @@ class Lane:
         self._before = sorted(sent, key=lambda pack: pack.start)
         self._starts = [pack.start for pack in self._before]
         self._contents: tuple[int, Records] | None = None
-        self._open_pack = open_pack
         self._advance = advance
         self._queue: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
         self._writer: PackWriter | None = None
@@ -61,7 +59,7 @@ class Lane:
     def holds(self, n: int, content: bytes) -> bool:
         """Whether frame `n` is in a pack that was sent by an earlier run.
 
-        Raises `InputChanged` when that pack holds other content there: then the input is not what it was.
+        Raises `InputChanged` when that pack holds other content there: then what is new is not what it was.
         """
         ordinal = ordinal_of(n)
         place = bisect_right(self._starts, ordinal) - 1
@@ -70,7 +68,7 @@ class Lane:
         if self._contents is None or self._contents[0] != place:
             self._contents = place, self._before[place].tables()[1]
         if self._contents[1]["digest"][ordinal - self._starts[place]].tobytes() != content:
-            raise InputChanged
+            raise InputChanged(n)
         return True
 
     def put(self, cell: Cell) -> None:
@@ -111,7 +109,6 @@ class Lane:
         if self._flow.failed:
             return
         self._close()
-        self._cancel_open()
 
     def _frame(self, ordinal: int, frame: Stored, cell: Cell) -> None:
         writer = self._writer
@@ -120,17 +117,30 @@ class Lane:
             self._close()
             writer = None
         if writer is None:
+            self._check_before(ordinal, len(frame.data))
             writer = self._writer = self._begin(ordinal)
         writer.add(frame, cell.length, cell.digest)
 
+    def _check_before(self, ordinal: int, stored_bytes: int) -> None:
+        """Raise `InputChanged` when the frame would have gone into the pack before, had it been there to go."""
+        place = bisect_right(self._starts, ordinal) - 1
+        if place >= 0:
+            before = self._before[place]
+            fits = pack_takes(before.count, before.blob.size_bytes, stored_bytes, self._pack_bytes)
+            if before.end == ordinal and fits:
+                raise InputChanged(n_of(self.number, before.end - 1) + 1)
+
     def _begin(self, ordinal: int) -> PackWriter:
         upload: Upload | None = None
-        if self._open_pack is not None and self._open_pack[0] == ordinal and self._facts.chunked:
-            token, self._open_pack = self._open_pack[1], None
+        key = lane_key(self.number, ordinal)
+        token = self._journal.uploads.token(key)
+        if token is not None and self._facts.chunked:
             try:
                 upload = self._sink.resume(token, self._flow.deadline)
             except SessionLost:
-                pass
+                self._journal.uploads.forget(key)
+        elif token is not None:
+            cancel_noted(self._sink, self._journal.uploads, key)
         return PackWriter(
             self.number,
             ordinal,
@@ -146,12 +156,3 @@ class Lane:
         writer, self._writer = self._writer, None
         if writer is not None:
             self.packs.append(writer.finish())
-
-    def _cancel_open(self) -> None:
-        """A session that nothing was for: its pack was committed just before the interruption."""
-        if self._open_pack is not None:
-            try:
-                self._sink.resume(self._open_pack[1], self._flow.deadline).cancel(self._flow.deadline)
-            except SessionLost:
-                pass
-            self._open_pack = None

@@ -1,4 +1,4 @@
-"""The rule by which new frames go to lanes (docs/format.md, "Packs"): pure arithmetic."""
+"""The rule by which new frames go to lanes and packs (docs/format.md, "Packs"): pure arithmetic."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tonne.image.pack.options import LANE_RUN, LANES
+from tonne.wire.pack import FRAMES_MAX, TRAILER_BYTES
+from tonne.wire.record import FOOTER
 
 N = TypeVar("N", int, npt.NDArray[np.int64])
 
@@ -25,3 +27,14 @@ def ordinal_of(n: N) -> N:
 def n_of(lane: int, ordinal: int) -> int:
     """The frame at a place of a lane."""
     return ordinal // LANE_RUN * LANE_RUN * LANES + lane * LANE_RUN + ordinal % LANE_RUN
+
+
+def pack_bytes_of(count: int, frames_bytes: int) -> int:
+    """The length of a pack: that many frames, of that length together, and the footer."""
+    return frames_bytes + count * FOOTER.itemsize + TRAILER_BYTES
+
+
+def pack_takes(count: int, present_bytes: int, stored_bytes: int, pack_bytes: int) -> bool:
+    """Whether a frame of `stored_bytes` still fits a pack that has `count` and would end at `present_bytes` now; the
+    first always does."""
+    return count == 0 or (present_bytes + stored_bytes + FOOTER.itemsize <= pack_bytes and count < FRAMES_MAX)

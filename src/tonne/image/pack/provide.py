@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tonne.errors import Corrupt, Missing, Refused, Unavailable
+from tonne.errors import Corrupt, Missing, Refused, SessionLost, Unavailable
+from tonne.image.blob_copy import BLOBS_AT_ONCE, BlobCopier
 from tonne.image.pack.base import BasePack
-from tonne.image.pack.blobs import copy_blob
 from tonne.image.pack.flow import Flow
 from tonne.image.pack.journal import Journal
 from tonne.image.pack.options import BaseSource
 from tonne.image.workers import all_of
-from tonne.model import Digest, LayoutReference, Reference, RegistryReference
-from tonne.source.seam import Sink, SinkFacts
-
-COPIES = 4  # at once, as many as lanes
-
-
-def mount_name(base: Reference, target: Reference) -> str | None:
-    """What `Sink.mount` calls the base's repository; None when blobs cannot be mounted from it."""
-    if isinstance(base, RegistryReference) and isinstance(target, RegistryReference) and base.host == target.host:
-        return base.repository
-    if isinstance(base, LayoutReference) and isinstance(target, LayoutReference):
-        return base.path
-    return None
+from tonne.model import Digest, Reference
+from tonne.source.compose import mount_name
+from tonne.source.seam import SinkFacts
 
 
 class Provider:
@@ -38,7 +28,7 @@ class Provider:
         self,
         bases: Sequence[BaseSource],
         target: Reference,
-        sink: Sink,
+        copier: BlobCopier,
         facts: SinkFacts,
         flow: Flow,
         journal: Journal,
@@ -46,7 +36,7 @@ class Provider:
     ) -> None:
         self._bases = bases
         self._target = target
-        self._sink = sink
+        self._copier = copier
         self._facts = facts
         self._flow = flow
         self._journal = journal
@@ -67,12 +57,10 @@ class Provider:
         return self._answers[key]
 
     def _is_there(self, pack: BasePack) -> bool:
-        deadline = self._flow.deadline
-        return self._sink.has(pack.blob.digest, deadline) == pack.blob.size_bytes or self._mounted(pack)
+        return self._copier.is_there(pack.blob, self._mount_name(pack))
 
-    def _mounted(self, pack: BasePack) -> bool:
-        name = mount_name(self._bases[pack.base].reference, self._target)
-        return name is not None and self._sink.mount(pack.blob, name, self._flow.deadline)
+    def _mount_name(self, pack: BasePack) -> str:
+        return mount_name(self._bases[pack.base].reference, self._target)
 
     def _can_copy(self, pack: BasePack, base: BaseSource) -> bool:
         limit = self._facts.blob_bytes_max
@@ -91,27 +79,21 @@ class Provider:
         """Copy packs that are not at the target."""
 
         def copy(pack: BasePack) -> None:
-            if not self._is_there(pack):
-                copy_blob(
-                    self._bases[pack.base].source,
-                    self._sink,
-                    self._facts,
-                    pack.blob,
-                    self._flow.deadline,
-                    self._flow.count_sent,
-                )
-            advance(pack.blob.size_bytes)
+            if self._is_there(pack):
+                advance(pack.blob.size_bytes)
+            else:
+                self._copier.copy(pack.blob, self._bases[pack.base].source, advance)
 
-        all_of(packs, copy, COPIES, self._flow.halt)
+        all_of(packs, copy, BLOBS_AT_ONCE, self._flow.halt)
 
     def bring_again(self, pack: BasePack) -> bool:
         """Bring a pack that the target has lost; False when the base has it no more either."""
-        base = self._bases[pack.base]
         try:
             # Whether it is there is not asked: the target said so before, and then missed it.
-            if not self._mounted(pack):
-                count, deadline = self._flow.count_sent, self._flow.deadline
-                copy_blob(base.source, self._sink, self._facts, pack.blob, deadline, count, ask=False)
+            if not self._copier.mounted(pack.blob, self._mount_name(pack)):
+                self._copier.copy(pack.blob, self._bases[pack.base].source)
+        except SessionLost:
+            raise  # of the target
         except Missing:
             self.refuse(pack.pack.digest)
             return False

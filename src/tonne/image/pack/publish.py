@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tonne.clock import Deadline
-from tonne.errors import CorruptBytes, LocalFailure, MissingBlob
+from tonne.errors import CorruptBytes, LocalFailure, MissingBlob, TagMoved
+from tonne.image.blob_copy import BlobCopier, Reading
 from tonne.image.pack.assemble import BuiltIndex
 from tonne.image.pack.base import BasePack
-from tonne.image.pack.blobs import chunk_size, store_blob
 from tonne.image.pack.failure import blaming
 from tonne.image.pack.flow import Flow
 from tonne.image.pack.journal import SentPack
 from tonne.image.pack.provide import Provider
 from tonne.image.pack.remake import Remaker
 from tonne.model import Blob, Digest
-from tonne.source.seam import Document, Sink, SinkFacts, Source
+from tonne.source.seam import Document, Sink, Source
 from tonne.wire.oci import MANIFEST_TYPE, PACK_TYPE, PAGES_TYPE, ROOT_TYPE, Descriptor, ImageManifest
 
 LOST_MAX = 3  # rounds of storing again what the target says it has not
@@ -61,20 +61,18 @@ class Publisher:
         self,
         sink: Sink,
         reader: Source,
-        facts: SinkFacts,
+        copier: BlobCopier,
         flow: Flow,
         provider: Provider,
         remaker: Remaker,
         new: list[SentPack],
         bases: list[BasePack],
-        begun: Callable[[str], None],
     ) -> None:
-        """`reader` reads from the target, with retries.  `begun`: told of each upload session."""
+        """`reader` reads from the target, with retries; `copier` brings blobs there."""
         self._sink = sink
         self._reader = reader
-        self._facts = facts
+        self._copier = copier
         self._flow = flow
-        self._begun = begun
         self._provider = provider
         self._remaker = remaker
         self._new = {pack.blob.digest: pack for pack in new}
@@ -114,31 +112,32 @@ class Publisher:
         if self._reader.manifest(str(document.digest), self._deadline).data != document.data:
             raise CorruptBytes("the manifest that was stored cannot be read back", where=self._sink.origin)
         if self._reader.manifest(tag, self._deadline).digest != document.digest:
-            raise LocalFailure(
+            raise TagMoved(
                 "the tag names another image than was just stored",
                 where=f"{self._sink.origin}:{tag}",
-                why="something else moved it at the same moment",
                 todo=f"run the command again, or use the digest {document.digest}",
             )
 
     def _store_small(self, blob: Blob, data: bytes) -> None:
-        size = chunk_size(self._facts)
+        def read(offset: int, out: memoryview) -> None:
+            out[:] = memoryview(data)[offset : offset + len(out)]
 
-        def chunks() -> Iterator[memoryview]:
-            for start in range(0, len(data), size):
-                yield memoryview(data)[start : start + size]
-
-        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent, self._begun, self._ask)
+        self._store(blob, read, "the index in memory")
 
     def _store_file(self, blob: Blob, path: Path) -> None:
-        size = chunk_size(self._facts)
+        with blaming(path, "the index cannot be read"), open(path, "rb") as file:
 
-        def chunks() -> Iterator[memoryview]:
-            with blaming(path, "the index cannot be read"), open(path, "rb") as file:
-                while data := file.read(size):
-                    yield memoryview(data)
+            def read(offset: int, out: memoryview) -> None:
+                with blaming(path, "the index cannot be read"):
+                    file.seek(offset)
+                    if file.readinto(out) != len(out):
+                        raise LocalFailure("the index is shorter than it was written", where=str(path))
 
-        store_blob(self._sink, self._facts, blob, chunks, self._deadline, self._flow.count_sent, self._begun, self._ask)
+            self._store(blob, read, str(path))
+
+    def _store(self, blob: Blob, read: Reading, where: str) -> None:
+        if not (self._ask and self._copier.is_there(blob)):
+            self._copier.send(blob, read, where)
 
     # --- what the target lost ---
 
@@ -167,23 +166,7 @@ class Publisher:
             raise BaseLost(gone)
 
     def _send_again(self, pack: SentPack) -> None:
-        size = chunk_size(self._facts)
-
-        def chunks() -> Iterator[memoryview]:
-            chunk = memoryview(bytearray(size))
-            filled = 0
-            for piece in self._pieces(pack):
-                while len(piece):
-                    step = min(len(piece), size - filled)
-                    chunk[filled : filled + step] = piece[:step]
-                    filled, piece = filled + step, piece[step:]
-                    if filled == size:
-                        yield chunk
-                        chunk, filled = memoryview(bytearray(size)), 0
-            if filled:
-                yield chunk[:filled]
-
-        store_blob(self._sink, self._facts, pack.blob, chunks, self._deadline, self._flow.count_sent, ask=False)
+        self._copier.send(pack.blob, in_order(lambda: self._pieces(pack)), "the folder that is packed")
 
     def _pieces(self, pack: SentPack) -> Iterator[memoryview]:
         for frame in self._remaker.stored(pack.lane, range(pack.start, pack.end)):
@@ -191,3 +174,35 @@ class Publisher:
         with blaming(pack.path, "a note of a pack cannot be read"):
             footer = pack.path.read_bytes()
         yield memoryview(footer)
+
+
+def in_order(pieces: Callable[[], Iterator[memoryview]]) -> Reading:
+    """Reads of bytes that can only be made one after the other; what is asked for again is made again.
+
+    `pieces` gives them from the start, at each call.  `LocalFailure` when they end too early.
+    """
+    making: Iterator[memoryview] = iter(())
+    piece = memoryview(b"")
+    at = -1
+
+    def read(offset: int, out: memoryview) -> None:
+        nonlocal making, piece, at
+        if offset < at or at < 0:
+            making, piece, at = pieces(), memoryview(b""), 0
+        filled = 0
+        while filled < len(out):
+            if not len(piece):
+                found = next(making, None)
+                if found is None:
+                    raise LocalFailure("a pack that is made again is shorter than before")
+                piece = found
+                continue
+            if at < offset:
+                step = min(len(piece), offset - at)
+            else:
+                step = min(len(piece), len(out) - filled)
+                out[filled : filled + step] = piece[:step]
+                filled += step
+            at, piece = at + step, piece[step:]
+
+    return read

@@ -18,10 +18,15 @@ from tonne.model.frame import FRAME_BYTES
 
 
 class InputChanged(Exception):
-    """What an interrupted run packed is not what the source gives now, though nothing about the files says so.
+    """What an interrupted run packed is not what is new now: the source gives other content, though nothing about the
+    files says so, or a pack of a base cannot be used any more.
 
-    Never leaves the package: the packing starts over.
+    Never leaves the package: the packing begins again without the packs that new frame `n` and those after it shaped.
     """
+
+    def __init__(self, n: int) -> None:
+        super().__init__(f"new frame {n} is another one than before")
+        self.n = n
 
 
 class Remaker:

@@ -9,20 +9,21 @@ from typing import Any
 
 from blake3 import blake3
 
-from tonne.clock import SYSTEM_CLOCK, Clock
+from tonne.clock import SYSTEM_CLOCK, Clock, Deadline
 from tonne.codec.frames import encoder_name
 from tonne.errors import (
     BadSettings,
     Corrupt,
     ForeignManifest,
     Missing,
+    MissingBlob,
     MissingManifest,
     MissingRepository,
     SourceChanged,
-    TonneError,
     UnknownVersion,
     UsageError,
 )
+from tonne.image.blob_copy import BlobCopier, Way, cancel_all_noted, chunk_size
 from tonne.image.opening import Image, open_image
 from tonne.image.pack.assemble import IndexAssembler
 from tonne.image.pack.base import Bases
@@ -38,15 +39,15 @@ from tonne.image.pack.scan import scan_folder
 from tonne.image.pack.stages import Pass, slots_for, thread_count
 from tonne.image.pack.table import Numbering
 from tonne.image.pack.tree import ScannedTree
-from tonne.model import Digest, LayoutReference, Reference
+from tonne.model import LayoutReference, Reference
 from tonne.progress import Progress, Silent
 from tonne.settings import Settings
 from tonne.source.seam import Repository, SinkFacts, Source
 from tonne.wire.oci import CONFIG_TYPE, Config
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 RESERVED_ANNOTATIONS = "io.tonne."
-STARTS_MAX = 3  # of one run: after the journal turned out not to fit, or a base's packs were gone
+STARTS_MAX = 5  # of one run: after the journal turned out not to fit, or a base's packs were gone
 WARNINGS_MAX = 1000  # kept for the result; all are told
 
 
@@ -60,6 +61,7 @@ def pack_folder(
     *,
     bases: Sequence[BaseSource] | None = None,
     folder: Path | None = None,
+    resumable: bool = True,
     progress: Progress | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> PackResult:
@@ -72,6 +74,7 @@ def pack_folder(
         reader: reads from it, with retries.
         bases: images to look for content in; None: the one that the tag names now, if any; empty: none.
         folder: where journals of interrupted packings are kept; None: beside the cache's other contents.
+        resumable: False where `folder` will be gone: then a failure cancels what it leaves at the target.
 
     Raises, besides what the seams raise: `SourceChanged`, `SymlinkOutside`, `Locked`, `TooLarge`, `Interrupted`.
     After an error or a crash nothing is named; the same call goes on from what was sent.
@@ -85,18 +88,29 @@ def pack_folder(
             raise BadSettings("an annotation cannot have this name", where=key, why=f"{RESERVED_ANNOTATIONS} is taken")
     work = _Packing(os.fsencode(source), reference, repository, reader, options, settings, clock, progress or Silent())
     folder = folder or settings.cache.folder.expanduser() / "pack"
-    for start in range(STARTS_MAX):
+    for left in reversed(range(STARTS_MAX)):
         journal = Journal(folder, work.key, clock)
         try:
-            return work.run(journal, bases, may_resume=start == 0)
+            return work.run(journal, bases)
         except BaseLost as lost:
-            work.refused.extend(lost.digests)
-            if start == STARTS_MAX - 1:
-                raise Missing("packs of a base are gone", where=" ".join(str(d) for d in lost.digests)) from None
-        except InputChanged:
-            if start == STARTS_MAX - 1:
+            # The journal knows which; what was sent stays as far as it fits.
+            if not left:
+                raise MissingBlob(
+                    "packs of a base are gone",
+                    where=reference.origin,
+                    why=" ".join(str(digest) for digest in lost.digests),
+                    todo="pack with --no-base, or against another image",
+                ) from None
+        except InputChanged as changed:
+            cancel_all_noted(repository, journal.uploads)
+            journal.forget_from(changed.n)
+            if not left:
                 where = os.fsdecode(os.fsencode(source))
                 raise SourceChanged("the folder changes while it is packed", where=where) from None
+        except BaseException:
+            if not resumable:
+                cancel_all_noted(repository, journal.uploads)
+            raise
         finally:
             if work.ended:
                 journal.close()
@@ -125,7 +139,8 @@ class _Packing:
         self._progress = progress
         self._warnings: list[str] = []
         self._began_s = clock.now_s()
-        self.refused: list[Digest] = []
+        self._sent_bytes = 0  # by all starts
+        self._resumed: bool | None = None  # whether the first start found a journal that fits
         self.ended = True
 
     @property
@@ -144,17 +159,19 @@ class _Packing:
         if len(self._warnings) < WARNINGS_MAX:
             self._warnings.append(line)
 
-    def run(self, journal: Journal, bases: Sequence[BaseSource] | None, may_resume: bool) -> PackResult:
-        flow = Flow(slots_for(thread_count(self._settings.pack.threads)), self._clock)
+    def run(self, journal: Journal, bases: Sequence[BaseSource] | None) -> PackResult:
         self._warnings.clear()
-        facts = self._repository.facts(flow.deadline)
-        self._repository.check_rights(flow.deadline)
+        deadline_s = self._settings.read.deadline_s
+        facts = self._repository.facts(Deadline.after(deadline_s, self._clock))
+        self._repository.check_rights(Deadline.after(deadline_s, self._clock))
+        flow = Flow(slots_for(thread_count(self._settings.pack.threads), chunk_size(facts)), self._clock)
         self._progress.begin("scanning")
         tree = scan_folder(self._source, self._options, journal.scratch, self._own_folders(), self._warn, flow.check)
         closing: list[Callable[[], None]] = [tree.close]
         try:
-            return self._packed(journal, flow, facts, tree, bases, may_resume, closing)
+            return self._packed(journal, flow, facts, tree, bases, closing)
         finally:
+            self._sent_bytes += flow.sent_bytes
             # A thread that hangs in a call could write to whatever gets the number of a closed descriptor.
             if self.ended:
                 for close in closing:
@@ -181,7 +198,6 @@ class _Packing:
         facts: SinkFacts,
         tree: ScannedTree,
         asked: Sequence[BaseSource] | None,
-        may_resume: bool,
         closing: list[Callable[[], None]],
     ) -> PackResult:
         options = self._options
@@ -195,14 +211,20 @@ class _Packing:
             "target": f"{self._target} {self._reference.name}",
             "asked": None if asked is None else [str(base.reference) for base in asked],
         }
-        sources, images, resumed = self._open_bases(journal, flow, plan, asked, may_resume)
+        sources, images = self._open_bases(journal, flow, plan, asked)
         base_packs = sum(len(image.manifest.packs) for image in images)
         annotations = sum(len(key) + len(value) + 8 for key, value in options.annotations.items())
         check_manifest(tree.content_bytes, pack_bytes, base_packs, annotations, facts)
         sent = self._still_there(journal, flow)
-        provider = Provider(sources, self._reference, self._repository, facts, flow, journal, self._warn)
-        for digest in self.refused:
-            provider.refuse(digest)
+        copier = BlobCopier(
+            self._repository,
+            facts,
+            flow.deadline,
+            journal.uploads,
+            check=flow.check,
+            count=lambda way, size_bytes: flow.count_sent(size_bytes) if way is Way.SENT else None,
+        )
+        provider = Provider(sources, self._reference, copier, facts, flow, journal, self._warn)
         ledger = Ledger(journal.scratch)
         bases = Bases(images, journal.scratch, provider.usable)
         closing += [ledger.close, bases.close]
@@ -219,7 +241,6 @@ class _Packing:
             flow,
             journal,
             sent,
-            journal.open_packs(),
             pack_bytes,
             options.level,
             thread_count(self._settings.pack.threads),
@@ -257,10 +278,10 @@ class _Packing:
         if unchanged:
             digest = images[0].digest
         else:
-            publisher = Publisher(
-                self._repository, self._reader, facts, flow, provider, work.remaker, new, used, journal.note_index
-            )
+            publisher = Publisher(self._repository, self._reader, copier, flow, provider, work.remaker, new, used)
             digest = publisher.publish(self._reference.name, encoded, built, manifest).digest
+        # What nothing was for in the end, as where another pack was wanted before the interruption.
+        cancel_all_noted(self._repository, journal.uploads)
         journal.remove()
         return PackResult(
             reference=str(self._reference),
@@ -272,12 +293,12 @@ class _Packing:
             new_frames=config.new_frames,
             new_content_bytes=config.new_content_bytes,
             new_stored_bytes=new_stored,
-            sent_bytes=flow.sent_bytes,
+            sent_bytes=self._sent_bytes + flow.sent_bytes,
             packs_new=len(new),
             packs_reused=len(used),
             bases=config.bases,
             unchanged=unchanged,
-            resumed=resumed,
+            resumed=bool(self._resumed),
             seconds=self._clock.now_s() - self._began_s,
             warnings=tuple(self._warnings),
         )
@@ -297,27 +318,36 @@ class _Packing:
         flow: Flow,
         plan: dict[str, Any],
         asked: Sequence[BaseSource] | None,
-        may_resume: bool,
-    ) -> tuple[list[BaseSource], list[Image], bool]:
+    ) -> tuple[list[BaseSource], list[Image]]:
         """The bases, pinned: by the journal if it is of this very packing, else as they are now."""
         sources = [BaseSource(self._reference, self._reader)] if asked is None else list(asked)
-        self._cancel_index(journal, flow)
-        previous = journal.read()
-        if previous is not None and may_resume and {**previous, "bases": None} == {**plan, "bases": None}:
-            pinned = previous.get("bases")
-            try:
-                if isinstance(pinned, list) and len(pinned) in (0, len(sources)):
-                    kept = sources[: len(pinned)]
-                    images = [
-                        self._open(base.source, str(digest), flow) for base, digest in zip(kept, pinned, strict=True)
-                    ]
-                    return kept, images, True
-            except (Missing, Corrupt):
-                pass  # the base is gone: so is what was packed against it
-        self._cancel_sessions(journal, flow)
+        pinned = self._pinned(journal, flow, plan, sources)
+        if self._resumed is None:
+            self._resumed = pinned is not None
+        if pinned is not None:
+            return pinned
+        cancel_all_noted(self._repository, journal.uploads)
         sources, images = self._open_now(sources, asked is None, flow)
         journal.begin({**plan, "bases": [str(image.digest) for image in images]})
-        return sources, images, False
+        return sources, images
+
+    def _pinned(
+        self, journal: Journal, flow: Flow, plan: dict[str, Any], sources: list[BaseSource]
+    ) -> tuple[list[BaseSource], list[Image]] | None:
+        """What the journal of an interrupted run says, if it is of this very packing."""
+        previous = journal.read()
+        if previous is None or {**previous, "bases": None} != {**plan, "bases": None}:
+            return None
+        digests = previous.get("bases")
+        if not isinstance(digests, list) or len(digests) not in (0, len(sources)):
+            return None
+        kept = sources[: len(digests)]
+        try:
+            return kept, [
+                self._open(base.source, str(digest), flow) for base, digest in zip(kept, digests, strict=True)
+            ]
+        except (Missing, Corrupt):
+            return None  # the base is gone: so is what was packed against it
 
     def _open_now(self, sources: list[BaseSource], by_itself: bool, flow: Flow) -> tuple[list[BaseSource], list[Image]]:
         if not by_itself:
@@ -332,25 +362,6 @@ class _Packing:
 
     def _open(self, source: Source, name: str, flow: Flow) -> Image:
         return open_image(source, name, self._settings, flow.deadline)
-
-    def _cancel_sessions(self, journal: Journal, flow: Flow) -> None:
-        """Sessions of a packing that nobody goes on with; registries forget them by themselves, in a week."""
-        for lane, (_, token) in journal.open_packs().items():
-            self._cancel(token, flow)
-            journal.forget_token(lane)
-
-    def _cancel_index(self, journal: Journal, flow: Flow) -> None:
-        """The session of a part of the index, which is sent again as a whole."""
-        token = journal.index_token()
-        if token is not None:
-            self._cancel(token, flow)
-            journal.forget_index()
-
-    def _cancel(self, token: str, flow: Flow) -> None:
-        try:
-            self._repository.resume(token, flow.deadline).cancel(flow.deadline)
-        except TonneError:
-            pass
 
     def _still_there(self, journal: Journal, flow: Flow) -> list[SentPack]:
         """Packs of an earlier run that the target has; the others are forgotten, and will be sent again."""

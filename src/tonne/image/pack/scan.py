@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tonne.errors import MissingPath, SourceChanged, SymlinkOutside, TooLarge, UsageError
+from tonne.durable import read_bounded
+from tonne.errors import FolderTooLarge, MissingPath, SourceChanged, SymlinkOutside, UsageError
 from tonne.image.match import Patterns
 from tonne.image.pack.attributes import Attributes
 from tonne.image.pack.failure import blaming, local_failure, shown_path
 from tonne.image.pack.links import leaves
 from tonne.image.pack.options import Links, PackOptions
 from tonne.image.pack.rows import Rows, Scratch
-from tonne.image.pack.tree import BELOW_FOLLOWED, FOLLOWED, PATH_CHUNK_BYTES, SCAN, ScannedTree, ScanRow
+from tonne.image.pack.tree import BELOW_FOLLOWED, FOLLOWED, PATH_CHUNK_BYTES, SCAN, ScannedTree, ScanRow, held_ns
 from tonne.wire.record import NUMBER_MAX
 
 IGNORE_FILE = b".tonneignore"
@@ -78,6 +79,7 @@ class _Scanner:
     ) -> None:
         self._tree = tree
         self._links = options.links
+        self._reproducible = options.reproducible  # then the files' own times do not count
         self._leave_out = set(leave_out)
         self._warn = warn
         self._check = check
@@ -90,13 +92,12 @@ class _Scanner:
     def _ignore_file(self) -> list[bytes]:
         path = os.path.join(self._tree.source, IGNORE_FILE)
         try:
-            with open(path, "rb") as file:
-                data = file.read(IGNORE_BYTES_MAX + 1)
+            data = read_bounded(os.fsdecode(path), IGNORE_BYTES_MAX)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise local_failure(error, path, "the list of what to leave out cannot be read") from error
-        if len(data) > IGNORE_BYTES_MAX:
+        if data is None:
             raise UsageError("the list of what to leave out is too long", where=shown_path(path))
         return data.splitlines()
 
@@ -126,9 +127,15 @@ class _Scanner:
     ) -> None:
         tree = self._tree
         number = len(tree.rows) + 1
+        mtime_ns = held_ns(found.st_mtime_ns)
+        if mtime_ns != found.st_mtime_ns and not self._reproducible:
+            where = os.path.join(tree.folder_path(parent), name) if parent else b""
+            self._tell(
+                where, "its time is not within the years 1678 to 2261, which an image holds: the nearest is kept"
+            )
         is_file, is_link = stat.S_ISREG(found.st_mode), stat.S_ISLNK(found.st_mode)
         if number > NUMBER_MAX or found.st_size > FILE_BYTES_MAX:
-            raise TooLarge("the folder has more files, or a larger one, than an image can hold")
+            raise FolderTooLarge("the folder has more files, or a larger one, than an image can hold")
         if (is_file or is_link) and (found.st_nlink > 1 or flags & FOLLOWED):
             for column, value in zip(self._shared, (found.st_dev, found.st_ino, number), strict=True):
                 column.append(value)
@@ -145,8 +152,8 @@ class _Scanner:
             first_child=0,
             children=0,
             size=found.st_size if is_file else len(target),
-            mtime_ns=found.st_mtime_ns,
-            ctime_ns=found.st_ctime_ns,
+            mtime_ns=mtime_ns,
+            ctime_ns=held_ns(found.st_ctime_ns),
             dev=found.st_dev,
             ino=found.st_ino,
             heap=tree.heap.append(name + target + xattrs),

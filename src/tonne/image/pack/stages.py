@@ -19,12 +19,15 @@ from tonne.image.pack.options import LANES
 from tonne.image.pack.reader import Reader
 from tonne.image.pack.remake import Remaker
 from tonne.image.pack.tree import ScannedTree
+from tonne.model.frame import FRAME_BYTES
 from tonne.source.seam import Sink, SinkFacts
 
-SLOTS_FIRST = 8  # frames under way: two runs of a lane
+SLOTS_FIRST = 8  # frames under way: a run of a lane
 SLOTS_A_THREAD = 4  # more for each thread that encodes
 THREADS_MAX = 16  # by themselves: 7 GB/s of weights, more than a reader gives
 SLOTS_MAX = 32  # 128 MiB of content, and at most as much of encoded frames
+SLOT_BYTES = 2 * FRAME_BYTES  # content, and what it is encoded to
+UNDER_WAY_BYTES_MAX = 384 * 1024 * 1024  # slots and the lanes' chunks; a command has 512 MiB, for tables and code too
 # A chunk that is cut in the middle costs its whole session at some registries (distribution 2.8), so after a failure
 # those under way may arrive; who pressed Ctrl-C waits less.
 GRACE_S = 5.0
@@ -32,9 +35,10 @@ GRACE_INTERRUPTED_S = 1.0
 END_WAIT_S = 1.0  # after that, for threads that are told by deadlines that are over
 
 
-def slots_for(threads: int) -> int:
-    """How many frames may be under way."""
-    return min(SLOTS_MAX, SLOTS_FIRST + SLOTS_A_THREAD * threads)
+def slots_for(threads: int, chunk_bytes: int) -> int:
+    """How many frames may be under way beside a chunk for each lane."""
+    room = (UNDER_WAY_BYTES_MAX - LANES * chunk_bytes) // SLOT_BYTES
+    return max(SLOTS_FIRST, min(SLOTS_MAX, SLOTS_FIRST + SLOTS_A_THREAD * threads, room))
 
 
 def thread_count(wanted: int | None) -> int:
@@ -59,7 +63,6 @@ class Pass:
         flow: Flow,
         journal: Journal,
         sent: Sequence[SentPack],
-        open_packs: dict[int, tuple[int, str]],
         pack_bytes: int,
         level: int,
         threads: int,
@@ -78,8 +81,7 @@ class Pass:
 
         def lane(number: int) -> Lane:
             mine = [pack for pack in sent if pack.lane == number]
-            open_pack = open_packs.get(number)
-            return Lane(number, sink, facts, flow, journal, self.remaker.stored, pack_bytes, mine, open_pack, advance)
+            return Lane(number, sink, facts, flow, journal, self.remaker.stored, pack_bytes, mine, advance)
 
         self._lane = lane
 

@@ -48,8 +48,14 @@ _LINKS_OFFSET = 20  # links, first_child, children
 _INODE_OFFSET = 4
 assert _ROW.size == SCAN.itemsize == 96
 
+NS_MIN, NS_MAX = -(1 << 63), (1 << 63) - 1  # of a time in an image: September 1677 to April 2262
 PATH_CHUNK_BYTES = 4000  # what is given to one system call; the kernel takes 4,095
 PATHS_KEPT = 4096  # folders whose path is remembered: neighbours in the order share them
+
+
+def held_ns(ns: int) -> int:
+    """The time nearest to `ns`, nanoseconds since 1970, that an image holds; file systems hold others too."""
+    return max(NS_MIN, min(NS_MAX, ns))
 
 
 class ScanRow(NamedTuple):
@@ -89,7 +95,8 @@ class ScanRow(NamedTuple):
     def is_still(self, now: os.stat_result) -> bool:
         """Whether the file is the one that was scanned, unchanged."""
         seen = (self.dev, self.ino, self.size, self.mtime_ns, self.ctime_ns)
-        return seen == (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+        times = (held_ns(now.st_mtime_ns), held_ns(now.st_ctime_ns))
+        return seen == (now.st_dev, now.st_ino, now.st_size, *times)
 
 
 class ScannedTree:
@@ -157,7 +164,8 @@ class ScannedTree:
         """A descriptor of a file; `SourceChanged` when it is not the one that was scanned any more."""
         parent = self.folder_path(row.parent)
         path = parent + b"/" + self.name(row) if parent else self.name(row)
-        flags = os.O_RDONLY if row.flags & FOLLOWED else os.O_RDONLY | os.O_NOFOLLOW
+        # Without O_NONBLOCK a fifo that took the file's place since the scan would be waited for.
+        flags = os.O_RDONLY | os.O_NONBLOCK | (0 if row.flags & FOLLOWED else os.O_NOFOLLOW)
         try:
             fd = self._open(path, flags)
         except FileNotFoundError:

@@ -9,19 +9,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tonne.errors import CorruptBytes, CorruptLocal, SessionLost, TonneError
+from tonne.image.blob_copy import RESTARTS_MAX, cancel_upload, chunk_size
 from tonne.image.pack.cell import Stored
 from tonne.image.pack.flow import Flow
-from tonne.image.pack.journal import Journal, SentPack
+from tonne.image.pack.journal import Journal, SentPack, lane_key
+from tonne.image.pack.places import pack_bytes_of, pack_takes
 from tonne.model import Blob, Digest
 from tonne.source.seam import Sink, SinkFacts, Upload
-from tonne.wire.pack import TRAILER_BYTES, encode_footer
+from tonne.wire.pack import encode_footer
 from tonne.wire.record import CONTENT, FOOTER, NO_FRAME
 
-PACK_FRAMES_MAX = 65536
-"""Frames of a pack, however small they are stored: its footer is held in memory, 6 MiB then."""
-
-CHUNK_BYTES_MAX = 16 * 1024 * 1024  # of ours, where a registry would take larger ones: four of them are held
-RESTARTS_MAX = 3  # of one pack after lost sessions; a registry that forgets more often will not get it at all
 _ROW = struct.Struct("<IIQIBBHII32s32s")
 assert _ROW.size == FOOTER.itemsize
 
@@ -49,6 +46,7 @@ class PackWriter:
         """`start`: the lane's place of the first frame.  `upload`: a session that holds a part of this very pack."""
         self.lane = lane
         self.start = start
+        self._key = lane_key(lane, start)
         self._sink = sink
         self._chunked = facts.chunked
         self._flow = flow
@@ -60,8 +58,7 @@ class PackWriter:
         self._rows = bytearray()
         self._frames_bytes = 0
         self._restarts = 0
-        size = max(min(facts.chunk_bytes, CHUNK_BYTES_MAX), facts.chunk_bytes_min)
-        self._chunk = bytearray(min(size, facts.chunk_bytes_max or size) if facts.chunked else 0)
+        self._chunk = bytearray(chunk_size(facts) if facts.chunked else 0)
         self._filled = 0
 
     @property
@@ -75,8 +72,7 @@ class PackWriter:
 
     def takes(self, stored_bytes: int, pack_bytes: int) -> bool:
         """Whether a frame of that size still fits, the footer included; the first always does."""
-        size = self._frames_bytes + stored_bytes + (self.count + 1) * FOOTER.itemsize + TRAILER_BYTES
-        return self.count == 0 or (size <= pack_bytes and self.count < PACK_FRAMES_MAX)
+        return pack_takes(self.count, pack_bytes_of(self.count, self._frames_bytes), stored_bytes, pack_bytes)
 
     def add(self, frame: Stored, raw_bytes: int, content: bytes) -> None:
         """Append a frame.  `content` is the BLAKE3 of what it decodes to."""
@@ -105,7 +101,7 @@ class PackWriter:
             self._flow.count_sent(self._filled)
         else:
             self._commit(blob, footer)
-        self._journal.forget_token(self.lane)
+        self._journal.uploads.forget(self._key)
         return pack
 
     def _footer(self) -> bytes:
@@ -130,7 +126,8 @@ class PackWriter:
             if self._restarts >= RESTARTS_MAX:
                 raise lost
             self._restarts += 1
-            self._upload, self._skip_bytes, self._filled = None, 0, 0
+            self._drop()
+            self._skip_bytes = self._filled = 0
             try:
                 for piece in self._made():
                     self._send(piece)
@@ -168,15 +165,26 @@ class PackWriter:
         self._flow.check()
         if self._upload is None:
             self._upload = self._sink.start(self._flow.deadline)
-            # Noted before it holds anything, so that it can be cancelled if nobody goes on with it.
-            self._note_token(self._upload.token)
+            try:
+                # Noted before it holds anything, so that it can be cancelled if nobody goes on with it.
+                self._note_token(self._upload.token)
+            except BaseException:
+                cancel_upload(self._upload)
+                raise
         self._upload.append(memoryview(self._chunk)[: self._filled], self._flow.deadline)
         self._flow.count_sent(self._filled)
         self._filled = 0
         self._note_token(self._upload.token)
 
     def _note_token(self, token: str) -> None:
-        self._journal.note_token(self.lane, self.start, token)
+        self._journal.uploads.keep(self._key, token)
+
+    def _drop(self) -> None:
+        """Have the sink forget the session: what follows goes into another."""
+        if self._upload is not None:
+            cancel_upload(self._upload)
+            self._journal.uploads.forget(self._key)
+            self._upload = None
 
     def _commit(self, blob: Blob, footer: bytes) -> None:
         while True:
@@ -202,9 +210,4 @@ class PackWriter:
                 yield piece
             yield memoryview(footer)
 
-        self._sink.put(blob, chunks, self._flow.deadline)
-
-    def cancel(self) -> None:
-        """Forget the session at the sink, as far as that can be reached."""
-        if self._upload is not None:
-            self._upload.cancel(self._flow.deadline)
+        self._sink.put(blob, chunks, self._flow.deadline, self._note_token)
