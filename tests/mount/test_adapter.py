@@ -216,7 +216,7 @@ def test_large_buffers_go_back_to_the_system() -> None:
     if not hasattr(ctypes.CDLL(None), "mallopt"):
         pytest.skip("not glibc")
     code = (
-        "from tonne.mount.memory import tame_allocator\n"
+        "from tonne.heap import tame_allocator\n"
         "assert tame_allocator()\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
         "before = resident()\n"

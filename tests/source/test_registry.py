@@ -313,6 +313,26 @@ def test_pages_that_lead_in_a_circle_end(serve: Serve) -> None:
     repository.close()
 
 
+def test_a_list_of_tags_without_an_end_is_an_error_and_not_cut_short(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonne.source.registry.TAGS_MAX", 5)
+
+    def script(seen: Seen) -> Answer:
+        number = int(seen.query.get("last", ["0"])[0])
+        tags = [f"v{number}", f"w{number}"]
+        return Answer(
+            200, json.dumps({"tags": tags}).encode(), {"Link": f"</v2/ml/bert/tags/list?last={number + 1}>; rel=next"}
+        )
+
+    server = serve(script)
+    repository = opened(server)
+    with pytest.raises(errors.ProtocolError, match="goes on after 5"):
+        repository.tags(soon())
+    assert len(server.seen) == 3
+    repository.close()
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

@@ -57,6 +57,20 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_no_error(
     assert {seen.connection for seen in server.seen} == {1, 2, 3}
 
 
+def test_of_many_hosts_only_the_last_keep_their_connections(
+    serve: Callable[..., ScriptedServer], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonne.transport.client.IDLE_HOSTS_MAX", 2)
+    first, second, third = (serve(lambda seen: Answer(200, b"x")) for _ in range(3))
+    for server in (first, second, first, third, first, third, second):
+        get(client, server.url)
+    assert [[seen.connection for seen in server.seen] for server in (first, second, third)] == [
+        [1, 1, 1],
+        [1, 2],  # had waited the longest when the third came
+        [1, 1],
+    ]
+
+
 def test_threads_do_not_share_a_channel(serve: Callable[..., ScriptedServer], client: Client) -> None:
     barrier = threading.Barrier(4, timeout=5)
 

@@ -11,11 +11,11 @@ import click
 from tonne.cli.session import Session
 from tonne.codec.frames import Bytes
 from tonne.errors import UsageError
+from tonne.heap import tame_allocator
 from tonne.image.opening import Image
 from tonne.image.runs import Contents, Run, file_extents, runs_of
 from tonne.image.workers import Halt, in_order
 from tonne.model import Entry, Extent
-from tonne.mount.memory import tame_allocator
 from tonne.settings import Settings
 
 ZEROS_BYTES = 1 << 20

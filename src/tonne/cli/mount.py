@@ -12,10 +12,10 @@ import click
 
 from tonne.cli.session import Session
 from tonne.errors import NoFuse, TonneError, UsageError
+from tonne.heap import tame_allocator
 from tonne.model import LayoutReference, Reference, parse_reference
 from tonne.mount.checks import check_fuse, check_point, may_allow_other
 from tonne.mount.log import Quiet, log_file, log_path, logger_to_stderr
-from tonne.mount.memory import tame_allocator
 from tonne.mount.report import REPORT_VARIABLE, START_WAIT_S, launch, send_report
 
 DEADLINES = 3  # of a mount before it is there: for the image, for the entry at its top, for the kernel's first look

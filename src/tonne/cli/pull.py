@@ -10,9 +10,9 @@ import click
 
 from tonne.cli.amounts import amount
 from tonne.cli.session import Session
+from tonne.heap import tame_allocator
 from tonne.image.pull import PullReport, pull
 from tonne.image.pull_state import ReadOnlyKeeper
-from tonne.mount.memory import tame_allocator
 
 
 @click.command("pull")

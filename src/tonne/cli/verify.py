@@ -13,12 +13,12 @@ from tonne.cli.amounts import amount, name_fields, shown
 from tonne.cli.session import Session
 from tonne.cli.stream import DocumentStream
 from tonne.errors import UsageError, VerifyFailed
+from tonne.heap import tame_allocator
 from tonne.image.match import Selection
 from tonne.image.opening import Image
 from tonne.image.verify import verify_blobs, verify_image, verify_sample
 from tonne.image.verify_folder import verify_folder
 from tonne.image.verify_frames import Finding, Verdict, VerifyReport
-from tonne.mount.memory import tame_allocator
 
 
 @click.command("verify")

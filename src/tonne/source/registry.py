@@ -43,7 +43,7 @@ from tonne.wire.oci import DOCKER_LIST_TYPE, DOCKER_MANIFEST_TYPE, INDEX_TYPE, M
 ACCEPT = ", ".join((MANIFEST_TYPE, INDEX_TYPE, DOCKER_MANIFEST_TYPE, DOCKER_LIST_TYPE))
 CHUNK_BYTES_MIN_MAX = 64 * 1024 * 1024  # chunks are held in memory; who wants longer ones gets one PUT a blob
 TAG_PAGE = 1000  # tags asked for at once; registries may give fewer
-TAG_PAGES_MAX = 100_000  # ends a list that never does
+TAGS_MAX = 1_000_000  # ends a list that never does; the busiest repositories have some 100,000
 _VAGUE_TYPES = frozenset(("", "application/json", "text/plain", "application/octet-stream"))
 _TAGS_BYTES_MAX = 16 * 1024 * 1024  # some registries send all tags at once, whatever was asked for: 100,000 of them
 
@@ -240,10 +240,10 @@ class RegistryRepository:
     def tags(self, deadline: Deadline) -> Iterator[str]:
         found: set[str] = set()
         url: str | None = f"{self._calls.path}/tags/list?n={TAG_PAGE}"
-        for _ in range(TAG_PAGES_MAX):
-            if url is None:
-                break
+        while url is not None:
             url = self._tag_page(url, found, deadline)
+            if len(found) > TAGS_MAX:
+                raise ProtocolError(f"the list of tags goes on after {TAGS_MAX}", where=self._where)
         return iter(sorted(found))
 
     def delete(self, digest: Digest, tag: str, deadline: Deadline) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+from collections import OrderedDict
 from pathlib import Path
 
 import tonne
@@ -14,6 +15,7 @@ from tonne.transport.channel import Channel, Receiver, Request, Trust
 from tonne.transport.fields import Head, split_origin
 
 ERROR_BODY_BYTES_MAX = 64 * 1024  # more of an error body says nothing more; the rest is not read
+IDLE_HOSTS_MAX = 32  # redirects may lead to ever other hosts of a cloud's storage; each has connections to keep
 # Where distributions keep their authorities; libcurl from a wheel looks where its builder's did.
 _AUTHORITY_FILES = (
     "/etc/ssl/certs/ca-certificates.crt",
@@ -35,7 +37,7 @@ class Client:
         self.clock = clock
         self._trust = _find_trust(network.ca_file)
         self._lock = threading.Lock()
-        self._idle: dict[tuple[str, str, int], list[Channel]] = {}
+        self._idle: OrderedDict[tuple[str, str, int], list[Channel]] = OrderedDict()  # the last used at the end
         self._closed = False
 
     def exchange(self, request: Request, receiver: Receiver, deadline: Deadline, patience: float = 1.0) -> Head:
@@ -72,12 +74,16 @@ class Client:
         return Channel(self.network, self._trust, f"tonne/{tonne.__version__}")
 
     def _give_back(self, origin: tuple[str, str, int], channel: Channel) -> None:
+        excess = [channel]
         with self._lock:
-            group = self._idle.setdefault(origin, [])
-            if not self._closed and len(group) < max(1, self.network.connections):
-                group.append(channel)
-                return
-        channel.close()
+            if not self._closed:
+                group = self._idle.setdefault(origin, [])
+                self._idle.move_to_end(origin)
+                if len(group) < max(1, self.network.connections):
+                    group.append(channel)
+                    excess = self._idle.popitem(last=False)[1] if len(self._idle) > IDLE_HOSTS_MAX else []
+        for one in excess:
+            one.close()
 
 
 class Collect:
