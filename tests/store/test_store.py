@@ -26,6 +26,7 @@ from tonne.settings import CacheSettings
 from tonne.store import Store
 from tonne.store.collection import GRACE_MS
 from tonne.store.documents import PART_OLD_S
+from tonne.store.opened import DESCRIPTORS_A_BLOB
 from tonne.store.trouble import PAUSE_S
 from tonne.testing.clock import VirtualClock
 from tonne.testing.disk import FaultyDisk
@@ -195,6 +196,31 @@ def test_close_makes_durable_and_ends_the_thread(opener: Opener) -> None:
     assert not any(thread.name == "tonne-store" for thread in threading.enumerate())
     opener.disk.boot = "two"
     assert read(opener(), 0) == piece(1)
+
+
+def test_who_reads_what_a_killed_process_wrote_makes_it_durable(opener: Opener) -> None:
+    opener.disk.boot = "one"
+    opener().blob(BLOB).write(0, piece(1))  # and dies
+    reader = opener()
+    assert read(reader, 0) == piece(1)
+    reader.close()
+    opener.disk.boot = "two"
+    assert read(opener(), 0) == piece(1)
+
+
+def test_blobs_of_a_killed_process_do_not_stay_open(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    blobs = [Blob(Digest.of(b"%d" % n), MIB) for n in range(12)]
+    killed = opener()
+    for blob in blobs:
+        killed.blob(blob).write(0, piece(1))
+    monkeypatch.setattr("tonne.store.opened.OPEN_BLOBS_MAX", 4)
+    reader = opener()
+    before = opener.disk.open_count
+    for blob in blobs:
+        assert read(reader, 0, blob=blob) == piece(1)
+    reader.sync()
+    assert read(reader, 0, 1, OTHER) is None
+    assert opener.disk.open_count - before <= 4 * DESCRIPTORS_A_BLOB
 
 
 # --- documents --------------------------------------------------------------------------------------------------------

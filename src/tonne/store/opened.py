@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tonne.clock import Clock
 from tonne.model import Digest
@@ -24,16 +24,19 @@ class OpenedBlobs:
     """Gives each blob's `HeldBlob`, one for all threads, and closes those that are out of use.
 
     Any thread may call.  `_lock` guards the table and the pins; files are opened outside it, by the blob's first use.
+    `on_unsynced` is told of a blob in which that use found bytes of a process that was killed before it synced them.
     """
 
-    def __init__(self, disk: Disk, folder: str, boot_id: str, clock: Clock, blobs_max: int = OPEN_BLOBS_MAX) -> None:
+    def __init__(
+        self, disk: Disk, folder: str, boot_id: str, clock: Clock, on_unsynced: Callable[[Digest], None]
+    ) -> None:
         self._disk = disk
         self._folder = folder
         self._boot_id = boot_id
         self._clock = clock
-        self._blobs_max = blobs_max
+        self._on_unsynced = on_unsynced
         # The other half is for connections and for whatever else the process has open.
-        self._full = max(blobs_max, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // DESCRIPTORS_A_BLOB)
+        self._full = max(OPEN_BLOBS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 // DESCRIPTORS_A_BLOB)
         self._lock = threading.Lock()
         self._held: OrderedDict[Digest, HeldBlob] = OrderedDict()
         self._is_closed = False
@@ -55,6 +58,8 @@ class OpenedBlobs:
         try:
             yield held
         finally:
+            if is_new and held.unsynced_bytes():
+                self._on_unsynced(digest)  # before it can be closed; what this use wrote is in its user's care
             with self._lock:
                 held.pins -= 1
                 if not held.pins:
@@ -71,14 +76,14 @@ class OpenedBlobs:
 
     def is_crowded(self) -> bool:
         """Whether more are open than should be, because they wait to be synced."""
-        return len(self._held) > self._blobs_max
+        return len(self._held) > OPEN_BLOBS_MAX
 
     def is_full(self) -> bool:
         """Whether so many wait to be synced that descriptors may run out: nothing more may be written."""
         return len(self._held) > self._full
 
     def _close_idle(self) -> None:
-        excess = len(self._held) - self._blobs_max
+        excess = len(self._held) - OPEN_BLOBS_MAX
         if excess <= 0:
             return
         for digest, held in list(self._held.items())[: 2 * excess + 8]:

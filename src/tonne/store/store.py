@@ -49,7 +49,7 @@ class Store:
             boot_id = disk.boot_id()
         # Without a boot id no process trusts what another wrote before it was synced.
         boot_id = boot_id or f"{os.getpid()} {clock.wall_s()}"
-        self._opened = OpenedBlobs(disk, os.path.join(self.folder, "blobs"), boot_id, clock)
+        self._opened = OpenedBlobs(disk, os.path.join(self.folder, "blobs"), boot_id, clock, self._found_unsynced)
         self._documents = Documents(disk, os.path.join(self.folder, "documents"), clock)
         self._collector = Collector(disk, self.folder, self._opened.pinned, clock)
         self._syncer = Syncer(self._sync_one, self._tidy, settings.sync_s)
@@ -173,6 +173,9 @@ class Store:
         if not unsynced_bytes:
             return
         self._syncer.wrote(digest, is_urgent=unsynced_bytes >= self._sync_bytes or self._opened.is_crowded())
+
+    def _found_unsynced(self, digest: Digest) -> None:
+        self._syncer.wrote(digest, is_urgent=self._opened.is_crowded())
 
     def _sync_one(self, digest: Digest) -> None:
         with (
