@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.image.cuts import cut
 from tests.image.sketch import Made, make, write_layout
 from tonne.testing.processes import DebianRegistry
 
@@ -57,33 +58,38 @@ def test_a_killed_copy_goes_on(
 ) -> None:
     write_layout(tmp_path / "source", {"v1": made})
     source, cache = f"oci:{tmp_path}/source:v1", tmp_path / "cache"
-    target = f"{docker_registry().address}/a/b:v2" if where == "registry" else f"oci:{tmp_path}/target:v2"
+    folders = [tmp_path / "target0"]
+    registry = docker_registry().address
     if where == "layout":
         # Layouts on one disk are linked; so this one comes from a registry.
-        first = f"{docker_registry().address}/a/b:v1"
+        first = f"{registry}/a/b:v1"
         subprocess.run(command(cache, "cp", source, first), check=True, stdout=subprocess.DEVNULL, timeout=120)
         source = first
-    rolls = random.Random(f"{number} {where}")
-    cut = 0
-    for _ in range(3):
-        process = subprocess.Popen(command(cache, "cp", source, target), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def target() -> str:
+        return f"{registry}/a/{folders[-1].name}:v2" if where == "registry" else f"oci:{folders[-1]}:v2"
+
+    def start() -> subprocess.Popen[bytes]:
+        words = command(cache, "cp", source, target())
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         limit_s = time.monotonic() + 30
         while process.poll() is None and not locked(cache / "copy", process.pid):
             assert time.monotonic() < limit_s
             time.sleep(0.002)
-        time.sleep(rolls.uniform(0.0, 0.4))
-        process.send_signal(number)
-        _, said = process.communicate(timeout=30)
-        assert process.returncode in (0, -number if number is signal.SIGKILL else 130), said
-        cut += process.returncode != 0
-    assert cut
-    done = subprocess.run(command(cache, "cp", source, target), check=True, capture_output=True, timeout=120)
+        return process
+
+    def anew() -> None:
+        """Elsewhere, where nothing is."""
+        folders.append(tmp_path / f"target{len(folders)}")
+
+    cut(2, number, start, anew, random.Random(f"{number} {where}"))
+    done = subprocess.run(command(cache, "cp", source, target()), check=True, capture_output=True, timeout=120)
     assert json.loads(done.stdout)["digest"] == str(made.document.digest)
     assert not (cache / "copy").exists()
-    done = subprocess.run(command(cache, "verify", "--packs", target), check=True, capture_output=True, timeout=120)
+    done = subprocess.run(command(cache, "verify", "--packs", target()), check=True, capture_output=True, timeout=120)
     assert json.loads(done.stdout)["good"] is True
     if where == "layout":
-        left = [path.name for path in (tmp_path / "target").rglob("*") if path.is_file()]
+        left = [path.name for path in folders[-1].rglob("*") if path.is_file()]
         assert set(left) <= {digest.hex for digest in [*made.blobs, made.document.digest]} | {
             "oci-layout", "index.json", "lock", ".lock", ".tonne-lock",
         }  # fmt: skip

@@ -220,7 +220,7 @@ def test_blobs_of_a_killed_process_do_not_stay_open(opener: Opener, monkeypatch:
         assert read(reader, 0, blob=blob) == piece(1)
     reader.sync()
     assert read(reader, 0, 1, OTHER) is None
-    assert opener.disk.open_count - before <= 4 * DESCRIPTORS_A_BLOB
+    eventually(lambda: opener.disk.open_count - before <= 4 * DESCRIPTORS_A_BLOB)
 
 
 # --- documents --------------------------------------------------------------------------------------------------------

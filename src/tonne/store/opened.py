@@ -67,6 +67,11 @@ class OpenedBlobs:
                     if self._is_closed:
                         self._held.pop(digest).close()
 
+    def close_idle(self) -> None:
+        """Close what is out of use, if more are open than should be: to be called when blobs were synced."""
+        with self._lock:
+            self._close_idle()
+
     def close(self) -> None:
         """Close all files, those in use as soon as they are not."""
         with self._lock:

@@ -184,6 +184,7 @@ class Store:
         ):
             held.sync()
             held.compact()
+        self._opened.close_idle()
 
     def _disk_is_full(self) -> None:
         self._room.disk_is_full()
